@@ -1,0 +1,305 @@
+"""Everything that can be observed in a run, as typed records, and the chained log entry that carries each.
+
+An emitter (a role or the host) numbers its events; the host, the only writer, gives each a place in the run's log. Times named ``at``
+are seconds of the emitter's own monotonic clock, ``t`` of the host's. Byte counts are bytes, durations seconds, versions the number of
+the optimizer step whose weights they are (0: the weights before the first step).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Union
+
+import msgspec
+
+SCHEMA = 1
+GENESIS = "0" * 32
+HOST = "host"
+"""Source of the events that the host itself emits (incarnation 1, always)."""
+
+
+class _Event(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class RunStarted(_Event, tag="run_started"):
+    schema: int
+    run: str
+    name: str
+    wall: float
+    """Unix time."""
+    host_pid: int
+    config: dict[str, Any]
+    machine: dict[str, Any]
+
+
+class NodeStarted(_Event, tag="node_started"):
+    node: str
+    """Short name in this run, e.g. ``node-0``."""
+    ray_node_id: str
+    ip: str
+    kinds: list[str]
+    """The role kinds placed there."""
+
+
+class NodeLost(_Event, tag="node_lost"):
+    node: str
+    reason: str
+
+
+class RoleStarted(_Event, tag="role_started"):
+    role: str
+    incarnation: int
+    node: str
+    pid: int
+    start_ticks: int
+    """Field 22 of /proc/PID/stat: with the pid it names the process for good."""
+
+
+class RoleStateChanged(_Event, tag="role_state_changed"):
+    role: str
+    incarnation: int
+    old: str
+    new: str
+    reason: str
+
+
+class RoleSample(_Event, tag="role_sample"):
+    """What a node_agent read of one role in one go: its status page and its CPU time. Logged on change and at 1 Hz."""
+
+    role: str
+    incarnation: int
+    phase: str
+    progress: int
+    """Trainer: micro-batches done; rollout: tokens generated; others: requests handled."""
+    pending: int
+    """Trainer: micro-batches left in this step; rollout: unfinished trajectories; others: requests waiting."""
+    step: int
+    version: int
+    """-1: none yet."""
+    loop_age: float
+    """Seconds since the role's main loop last came round."""
+    cpu: float
+    """CPU seconds used so far."""
+
+
+class ProcessExited(_Event, tag="process_exited"):
+    role: str
+    incarnation: int
+    pid: int
+    cause: str
+    """What is known of the end, e.g. ``pidfd`` or Ray's text."""
+    last_lines: list[str]
+
+
+class VersionAnnounced(_Event, tag="version_announced"):
+    version: int
+    digest: str
+    bytes: int
+    chunks: int
+    holder: str
+    incarnation: int
+
+
+class PullStarted(_Event, tag="pull_started"):
+    source: str
+    source_incarnation: int
+    target: str
+    version: int
+    bytes: int
+    transport: str
+
+
+class PullProgress(_Event, tag="pull_progress"):
+    source: str
+    target: str
+    version: int
+    done: int
+    bytes: int
+    transport: str
+
+
+class PullSourceSwitched(_Event, tag="pull_source_switched"):
+    target: str
+    version: int
+    old_source: str
+    new_source: str
+    kept: int
+    reason: str
+
+
+class PullCommitted(_Event, tag="pull_committed"):
+    """The target's engine runs on this version from here on and passed the probe check."""
+
+    source: str
+    target: str
+    incarnation: int
+    version: int
+    digest: str
+    bytes: int
+    """Bytes received over UCX for it."""
+    seconds: float
+    commit_seconds: float
+    transport: str
+    lag: int
+    """Versions that the target was behind when the pull began."""
+    probe_gap: float
+
+
+class PullDiscarded(_Event, tag="pull_discarded"):
+    target: str
+    version: int
+    bytes: int
+    reason: str
+
+
+class VersionRefused(_Event, tag="version_refused"):
+    role: str
+    incarnation: int
+    version: int
+    probe_gap: float
+    limit: float
+
+
+class TrajectoriesStarted(_Event, tag="trajectories_started"):
+    """One group: the samples of one prompt."""
+
+    batch: int
+    group: int
+    ids: list[int]
+    rollout: str
+    version: int
+    """Stamped at dispatch."""
+
+
+class TrajectoriesFinished(_Event, tag="trajectories_finished"):
+    """One group, complete and rewarded. Lists run in the order of ``ids``."""
+
+    batch: int
+    group: int
+    ids: list[int]
+    prompt: str
+    texts: list[str]
+    rewards: list[float]
+    tokens: list[int]
+    versions: list[list[tuple[int, int]]]
+    """Per trajectory: runs of (version, number of tokens), in order."""
+    tool_turns: list[int]
+
+
+class TrajectoriesConsumed(_Event, tag="trajectories_consumed"):
+    step: int
+    ids: list[int]
+
+
+class TrajectoriesDropped(_Event, tag="trajectories_dropped"):
+    ids: list[int]
+    reason: str
+
+
+class OptimizerStepCommitted(_Event, tag="optimizer_step_committed"):
+    """The snapshot of this optimizer step is complete outside the trainer."""
+
+    step: int
+    version: int
+    digest: str
+    snapshot_digest: str
+    consumed: list[int]
+    batch: int
+    """Data position: the last batch that is part of the state; 0 before the first step."""
+    bytes: int
+    holder: str
+    incarnation: int
+
+
+class StepMetrics(_Event, tag="step_metrics"):
+    step: int
+    values: dict[str, float]
+    phase_seconds: dict[str, float]
+    """Seconds of the step in each trainer phase, waiting_batch included."""
+
+
+class EvaluationDone(_Event, tag="evaluation_done"):
+    version: int
+    prompts: int
+    accuracy: float
+    samples: list[dict[str, Any]]
+    """A few of {prompt, text, reward}."""
+
+
+class Paused(_Event, tag="paused"):
+    step: int
+
+
+class Resumed(_Event, tag="resumed"):
+    step: int
+
+
+class WarningRaised(_Event, tag="warning_raised"):
+    text: str
+
+
+class EndDecided(_Event, tag="end_decided"):
+    """The supervisor's verdict that the job is over."""
+
+    status: str
+    reason: str
+
+
+class LogRepaired(_Event, tag="log_repaired"):
+    dropped_bytes: int
+
+
+class RunEnded(_Event, tag="run_ended"):
+    """The closing record; nothing follows it."""
+
+    status: str
+    """``done``, ``stopped`` or ``failed``."""
+    reason: str
+    wall: float
+
+
+Event = Union[
+    RunStarted, NodeStarted, NodeLost, RoleStarted, RoleStateChanged, RoleSample, ProcessExited, VersionAnnounced, PullStarted, PullProgress,
+    PullSourceSwitched, PullCommitted, PullDiscarded, VersionRefused, TrajectoriesStarted, TrajectoriesFinished, TrajectoriesConsumed,
+    TrajectoriesDropped, OptimizerStepCommitted, StepMetrics, EvaluationDone, Paused, Resumed, WarningRaised, EndDecided, LogRepaired, RunEnded,
+]
+
+
+class Emitted(msgspec.Struct, frozen=True):
+    """An event as its emitter sends it: kept and sent again until the host acknowledges (source, incarnation, n)."""
+
+    source: str
+    incarnation: int
+    n: int
+    """From 1, without gaps, within one incarnation of the source."""
+    at: float
+    event: Event
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One line of ``events.jsonl``."""
+
+    seq: int
+    """From 1, without gaps."""
+    t: float
+    source: str
+    incarnation: int
+    n: int
+    at: float
+    event: Event
+    chain: str = ""
+    """First 32 hex digits of sha256(previous chain + this line with an empty chain)."""
+
+
+encoder = msgspec.json.Encoder()
+entry_decoder = msgspec.json.Decoder(Entry)
+emitted_decoder = msgspec.msgpack.Decoder(list[Emitted])
+
+
+def seal(entry: Entry, previous_chain: str) -> tuple[Entry, bytes]:
+    """The entry with its chain value, and its line for the log (no newline)."""
+    bare = msgspec.structs.replace(entry, chain="")
+    chain = hashlib.sha256(previous_chain.encode() + encoder.encode(bare)).hexdigest()[:32]
+    sealed = msgspec.structs.replace(bare, chain=chain)
+    return sealed, encoder.encode(sealed)

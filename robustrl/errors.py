@@ -1,0 +1,38 @@
+"""The errors that a user of RobustRL can meet, each naming what was wrong and what is allowed."""
+
+from __future__ import annotations
+
+
+class RobustRLError(Exception):
+    """Base of every error raised by this package."""
+
+
+class ConfigError(RobustRLError, ValueError):
+    """A setting that cannot be accepted: names the field, the value given, and what is allowed."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field} = {value!r}: {allowed}")
+        self.field, self.value, self.allowed = field, value, allowed
+
+    def __reduce__(self):
+        return type(self), (self.field, self.value, self.allowed)
+
+
+class MissingExtra(RobustRLError, ImportError):
+    """A package from an optional extra is needed and not installed: names the extra and the reason of the failed import."""
+
+
+class JobFailed(RobustRLError):
+    """The job ended before it was done; the text says which role failed, in which phase, and shows its last log lines."""
+
+
+class WaitTimeout(RobustRLError, TimeoutError):
+    """A deadline passed; the text names what was waited for and how far it had come."""
+
+
+class RewardError(RobustRLError):
+    """A reward function raised, returned a wrong length or a value that is not finite: names the function and the sample."""
+
+
+class WeightsError(RobustRLError):
+    """A weight pull or commit failed; the text names peer, version, chunk and transport."""
