@@ -56,6 +56,15 @@ class RoleStarted(_Event, tag="role_started"):
     """Field 22 of /proc/PID/stat: with the pid it names the process for good."""
 
 
+class RoleReady(_Event, tag="role_ready"):
+    """The role finished its set-up and can be called. A rollout is then still without weights."""
+
+    role: str
+    incarnation: int
+    seconds: float
+    """From the start of its process's own code to here."""
+
+
 class RoleStateChanged(_Event, tag="role_state_changed"):
     role: str
     incarnation: int
@@ -99,6 +108,8 @@ class VersionAnnounced(_Event, tag="version_announced"):
     chunks: int
     holder: str
     incarnation: int
+    address: str
+    """``ip:port`` of the holder's weight server."""
 
 
 class PullStarted(_Event, tag="pull_started"):
@@ -144,6 +155,8 @@ class PullCommitted(_Event, tag="pull_committed"):
     lag: int
     """Versions that the target was behind when the pull began."""
     probe_gap: float
+    address: str
+    """``ip:port`` at which the target serves this version on as a relay; empty: it does not."""
 
 
 class PullDiscarded(_Event, tag="pull_discarded"):
@@ -260,7 +273,7 @@ class RunEnded(_Event, tag="run_ended"):
 
 
 Event = Union[
-    RunStarted, NodeStarted, NodeLost, RoleStarted, RoleStateChanged, RoleSample, ProcessExited, VersionAnnounced, PullStarted, PullProgress,
+    RunStarted, NodeStarted, NodeLost, RoleStarted, RoleReady, RoleStateChanged, RoleSample, ProcessExited, VersionAnnounced, PullStarted, PullProgress,
     PullSourceSwitched, PullCommitted, PullDiscarded, VersionRefused, TrajectoriesStarted, TrajectoriesFinished, TrajectoriesConsumed,
     TrajectoriesDropped, OptimizerStepCommitted, StepMetrics, EvaluationDone, Paused, Resumed, WarningRaised, EndDecided, LogRepaired, RunEnded,
 ]
