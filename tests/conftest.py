@@ -1,0 +1,1 @@
+"""What every test shares: nothing yet but a place for it."""
