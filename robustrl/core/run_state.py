@@ -80,6 +80,7 @@ class VersionView:
     chunks: int
     holder: str
     incarnation: int
+    address: str
     t: float
     """When it was announced."""
 
@@ -213,7 +214,7 @@ class RunState:
                 self.refused.append(event)
             case ev.VersionAnnounced():
                 self.announced[event.version] = VersionView(event.version, event.digest, event.bytes, event.chunks, event.holder,
-                                                            event.incarnation, entry.t)
+                                                            event.incarnation, event.address, entry.t)
             case ev.OptimizerStepCommitted():
                 self.step = event.step
                 self.step_times[event.step] = entry.t
