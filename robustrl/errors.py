@@ -30,6 +30,10 @@ class WaitTimeout(RobustRLError, TimeoutError):
     """A deadline passed; the text names what was waited for and how far it had come."""
 
 
+class HostGone(RobustRLError, ConnectionError):
+    """The connection to a job's host has ended or could not be made; the text says why."""
+
+
 class RewardError(RobustRLError):
     """A reward function raised, returned a wrong length or a value that is not finite: names the function and the sample."""
 
