@@ -1,7 +1,7 @@
 """The ledger of trajectories: started = consumed + dropped(reason) + in flight, at every moment.
 
-A trajectory is started once, may be finished (complete and rewarded), and ends once: consumed by an optimizer step, or dropped for a
-stated reason. Pure; every other move raises and changes nothing.
+A trajectory is started once and ends once: consumed by an optimizer step, or dropped for a stated reason. Between the two it is in
+flight, complete and rewarded or not. Pure; every other move raises and changes nothing.
 """
 
 from __future__ import annotations
@@ -16,19 +16,9 @@ from robustrl.errors import RobustRLError
 
 
 class TrajectoryState(StrEnum):
-    STARTED = "started"
-    FINISHED = "finished"
+    IN_FLIGHT = "in flight"
     CONSUMED = "consumed"
     DROPPED = "dropped"
-
-
-_LEGAL: dict[TrajectoryState, frozenset[TrajectoryState | None]] = {
-    TrajectoryState.STARTED: frozenset({None}),
-    TrajectoryState.FINISHED: frozenset({TrajectoryState.STARTED}),
-    # started -> consumed is missing on purpose: only a complete, rewarded trajectory is trained on
-    TrajectoryState.CONSUMED: frozenset({TrajectoryState.FINISHED}),
-    TrajectoryState.DROPPED: frozenset({TrajectoryState.STARTED, TrajectoryState.FINISHED}),
-}
 
 
 class LedgerError(RobustRLError, ValueError):
@@ -47,21 +37,26 @@ class Ledger:
     def __init__(self) -> None:
         self._states: dict[int, TrajectoryState] = {}
         self._counts: Counter[TrajectoryState] = Counter()
-        self._dropped: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
 
-    def start(self, ids: Iterable[int]) -> None:
-        self._move(list(ids), TrajectoryState.STARTED)
+    @property
+    def started(self) -> int:
+        return len(self._states)
 
-    def finish(self, ids: Iterable[int]) -> None:
-        self._move(list(ids), TrajectoryState.FINISHED)
+    @property
+    def consumed(self) -> int:
+        return self._counts[TrajectoryState.CONSUMED]
 
-    def consume(self, ids: Iterable[int]) -> None:
-        self._move(list(ids), TrajectoryState.CONSUMED)
+    @property
+    def in_flight(self) -> int:
+        return self._counts[TrajectoryState.IN_FLIGHT]
 
-    def drop(self, ids: Iterable[int], reason: str) -> None:
-        ids = list(ids)
-        self._move(ids, TrajectoryState.DROPPED)
-        self._dropped[reason] += len(ids)
+    @property
+    def dropped_by_reason(self) -> dict[str, int]:
+        return dict(self._reasons)
+
+    def balance(self) -> Balance:
+        return Balance(self.started, self.consumed, self.dropped_by_reason, self.in_flight)
 
     def state(self, trajectory: int) -> TrajectoryState:
         """Raises LedgerError for an id that was never started."""
@@ -69,25 +64,34 @@ class Ledger:
             raise LedgerError(f"trajectory {trajectory} was never started")
         return self._states[trajectory]
 
-    def open(self) -> list[int]:
-        """Ids of the trajectories in flight, finished ones that no step consumed yet included, in order of their start."""
-        return [i for i, state in self._states.items() if state in (TrajectoryState.STARTED, TrajectoryState.FINISHED)]
+    def open_ids(self) -> list[int]:
+        """The trajectories in flight, in order of their start."""
+        return [i for i, state in self._states.items() if state is TrajectoryState.IN_FLIGHT]
 
-    def balance(self) -> Balance:
-        counts = self._counts
-        in_flight = counts[TrajectoryState.STARTED] + counts[TrajectoryState.FINISHED]
-        return Balance(len(self._states), counts[TrajectoryState.CONSUMED], dict(self._dropped), in_flight)
+    def start(self, ids: Iterable[int]) -> None:
+        """Raises LedgerError, here and below, that names the first trajectory whose move is illegal; none of ``ids`` moves then."""
+        ids = list(ids)
+        self._check(ids, TrajectoryState.IN_FLIGHT, None)
+        self._states.update(dict.fromkeys(ids, TrajectoryState.IN_FLIGHT))
+        self._counts[TrajectoryState.IN_FLIGHT] += len(ids)
 
-    def _move(self, ids: list[int], new: TrajectoryState) -> None:
+    def consume(self, ids: Iterable[int]) -> None:
+        self._end(list(ids), TrajectoryState.CONSUMED)
+
+    def drop(self, ids: Iterable[int], reason: str) -> None:
+        ids = list(ids)
+        self._end(ids, TrajectoryState.DROPPED)
+        self._reasons[reason] += len(ids)
+
+    def _end(self, ids: list[int], end: TrajectoryState) -> None:
+        self._check(ids, end, TrajectoryState.IN_FLIGHT)
+        self._states.update(dict.fromkeys(ids, end))
+        self._counts[TrajectoryState.IN_FLIGHT] -= len(ids)
+        self._counts[end] += len(ids)
+
+    def _check(self, ids: list[int], new: TrajectoryState, expected: TrajectoryState | None) -> None:
         if len(set(ids)) != len(ids):
             raise LedgerError(f"trajectories {sorted(i for i, n in Counter(ids).items() if n > 1)} would be {new} twice at once")
         for i in ids:
-            old = self._states.get(i)
-            if old not in _LEGAL[new]:
+            if (old := self._states.get(i)) is not expected:
                 raise LedgerError(f"trajectory {i} cannot be {new}: it " + (f"is {old} already" if old else "was never started"))
-        for i in ids:
-            old = self._states.get(i)
-            if old is not None:
-                self._counts[old] -= 1
-            self._states[i] = new
-        self._counts[new] += len(ids)

@@ -114,6 +114,8 @@ class RunState:
     """Target -> its pull under way."""
     refused: list[ev.VersionRefused] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
+    finished: int = 0
+    """Trajectories that are, or were, complete and rewarded."""
     step: int = 0
     """Last committed optimizer step."""
     step_times: dict[int, float] = field(default_factory=dict)
@@ -191,7 +193,7 @@ class RunState:
                 if self.status == "starting":
                     self.status = "running"
             case ev.TrajectoriesFinished():
-                self.ledger.finish(event.ids)
+                self.finished += len(event.ids)
             case ev.TrajectoriesConsumed():
                 self.ledger.consume(event.ids)
             case ev.TrajectoriesDropped():
@@ -226,8 +228,8 @@ class RunState:
             case ev.RoleStarted():
                 self._start(entry, event)
             case ev.RoleReady():
-                if (view := self._role(event.role)).incarnation == event.incarnation:
-                    view.ready = True
+                started = self._role(event.role)
+                started.ready |= started.incarnation == event.incarnation
             case ev.ProcessExited():
                 if (view := self.roles.get(event.role)) and view.incarnation == event.incarnation:
                     view.exited = event.cause
@@ -247,8 +249,8 @@ class RunState:
             case ev.Resumed():
                 self.status = "running"
             case ev.RunStarted():
-                self.run, self.name, self.schema, self.config, self.machine = event.run, event.name, event.schema, event.config, event.machine
-                self.wall, self.host_pid, self.steps = event.wall, event.host_pid, int(event.config.get("steps", 0))
+                self.run, self.name, self.schema, self.wall, self.host_pid = event.run, event.name, event.schema, event.wall, event.host_pid
+                self.config, self.machine, self.steps = event.config, event.machine, int(event.config.get("steps", 0))
             case ev.EndDecided():
                 self.ending, self.reason = event.status, event.reason
             case ev.RunEnded():
@@ -269,8 +271,8 @@ class RunState:
         if event.incarnation < view.incarnation:
             return  # the end of a former life
         if event.incarnation != view.incarnation or event.old != view.state:
-            raise ValueError(f"{event.role} incarnation {event.incarnation}: {event.old} -> {event.new}, but it is incarnation {view.incarnation} "
-                             f"in state {view.state}")
+            raise ValueError(f"{event.role} incarnation {event.incarnation}: {event.old} -> {event.new}, "
+                             f"but it is incarnation {view.incarnation} in state {view.state}")
         new = RoleState(event.new)
         check_transition(event.role, view.state, new)
         view.state, view.state_since, view.reason = new, entry.t, event.reason
