@@ -1,10 +1,25 @@
-"""What a job is made of: one validated, immutable configuration, the same from a notebook, a file and the command line."""
+"""What a job is made of: one validated, immutable configuration, the same from a notebook, a file and the command line.
+
+`make_config` and `load_config` build it from names and values, `check` says whether it makes sense, `check_machine` whether it can run
+here. All raise ConfigError with field, value and what is allowed; none imports a heavy package or asks the network.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import difflib
+import importlib.util
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
+
+from .errors import ConfigError, MissingExtra
 
 
 class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -48,8 +63,10 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """``module:function``, or a function given to ``launch`` (then the path of its pickle); None: the task's own."""
     reward_errors: Literal["stop", "drop"] = "stop"
     model: str = "tiny"
-    engine: Literal["vllm", "torch"] = "vllm"
+    engine: Literal["auto", "vllm", "torch"] = "auto"
+    """``auto``: the profile's own; a JobConfig never shows it."""
     profile: Literal["lab", "class"] = "lab"
+    """``class``: for small containers; its own defaults where a setting says so."""
     steps: int = 60
     seed: int = 0
     prompts_per_step: int = 16
@@ -59,7 +76,10 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     rollouts: int = 2
     trainer_ranks: int = 1
     agent_workers: int = 2
-    nodes: int = 4
+    nodes: int = 0
+    """Ray nodes on this machine; 0: the profile's own number."""
+    object_store_mb: int = 0
+    """MiB of Ray's object store on each own node; 0: the profile's own."""
     address: str | None = None
     """GCS address of an existing Ray cluster, or ``auto``; None: own raylets on this machine."""
     run_dir: str = "runs"
@@ -69,8 +89,207 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     evaluation_every: int = 0
     """Optimizer steps between evaluations; 0: before the first and after the last only."""
     rollout_concurrency: int = 64
+    max_model_len: int = 1024
+    """Longest prompt plus completion, in tokens, tool answers included."""
     probe_limit: float = 1e-3
     """Largest allowed difference of the probe prompt's log-probabilities after a commit (fp32)."""
     grpo: GRPOConfig = GRPOConfig()
     sampling: SamplingConfig = SamplingConfig()
     deadlines: Deadlines = Deadlines()
+
+    def __post_init__(self) -> None:
+        for field, value in _PROFILES.get(self.profile, {}).items():
+            if getattr(self, field) in ("auto", 0):
+                msgspec.structs.force_setattr(self, field, value)
+
+    @property
+    def outlives_owner(self) -> bool:
+        return self.address is not None if self.keep_alive is None else self.keep_alive
+
+    @property
+    def trainer_slots(self) -> int:
+        """Trainer ranks that the one trainer node of a cluster of our own takes."""
+        return _TRAINER_SLOTS[self.profile]
+
+
+_PROFILES: dict[str, dict[str, Any]] = {
+    "lab": {"engine": "vllm", "nodes": 4, "object_store_mb": 128},
+    "class": {"engine": "torch", "nodes": 1, "object_store_mb": 80},  # Ray takes no less than 75
+}
+_TRAINER_SLOTS = {"lab": 4, "class": 2}
+_LEAST_NODES = {"lab": 3, "class": 1}
+
+_AT_LEAST: dict[str, float] = {
+    "steps": 1, "seed": 0, "prompts_per_step": 1, "samples_per_prompt": 2, "staleness": 0, "rollouts": 1, "trainer_ranks": 1,
+    "agent_workers": 1, "evaluation_prompts": 0, "evaluation_every": 0, "rollout_concurrency": 1, "object_store_mb": 75,
+    "grpo.warmup_steps": 0, "grpo.importance_cap": 1, "grpo.kl_coefficient": 0, "grpo.weight_decay": 0, "grpo.micro_batch": 1, "sampling.max_tokens": 1,
+}
+_ABOVE_ZERO = ("probe_limit", "grpo.learning_rate", "grpo.clip", "grpo.max_grad_norm", "sampling.temperature", "sampling.top_p",
+               *(f"deadlines.{field}" for field in Deadlines.__struct_fields__))
+_AT_MOST = {"sampling.top_p": 1.0, "grpo.clip": 1.0}
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+
+_GIB = 1 << 30
+_BASE = 0.5
+"""GiB, from PSS measured on the reference machine: host, raylet and agents, engines with a tiny model, light roles."""
+_PER_NODE, _PER_RANK, _PER_LIGHT_ROLE = 0.3, 0.4, 0.08
+_PER_ROLLOUT = {"vllm": 2.0, "torch": 0.4}
+_WEIGHT_COPIES = {"rollout": 2, "rank": 4, "keeper": 8}
+"""How often each holds a custom model: an engine and its staging; weights, gradients and two moments; two snapshots and two versions."""
+
+
+def make_config(settings: Mapping[str, Any]) -> JobConfig:
+    """The configuration with these settings, nested ones as mappings or structs. Raises ConfigError for an unknown name or a wrong type."""
+    plain = {name: _plain(name, value) for name, value in settings.items()}
+    _check_names(JobConfig, plain, "")
+    try:
+        return msgspec.convert(plain, JobConfig)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(error, plain) from None
+
+
+def load_config(path: str | Path) -> JobConfig:
+    """From a TOML or JSON file with the names of JobConfig. Raises ConfigError."""
+    path = Path(path)
+    readers: dict[str, Any] = {".toml": tomllib.loads, ".json": json.loads}
+    if path.suffix not in readers:
+        raise ConfigError("config file", str(path), "must end in .toml or .json")
+    try:
+        settings = readers[path.suffix](path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("config file", str(path), f"cannot be read: {error}") from None
+    if not isinstance(settings, dict):
+        raise ConfigError("config file", str(path), f"must hold settings by name, not a {type(settings).__name__}")
+    return make_config(settings)
+
+
+def check(config: JobConfig) -> None:
+    """Whether the settings make sense, alone and together. Reads at most whether a named file is there. Raises ConfigError."""
+    for field, least in _AT_LEAST.items():
+        value = _get(config, field)
+        if value is not None and not least <= value < math.inf:
+            raise ConfigError(field, value, f"must be at least {least}")
+    for field in _ABOVE_ZERO:
+        if not 0 < (value := _get(config, field)) < math.inf:
+            raise ConfigError(field, value, "must be greater than 0 and finite")
+    for field, most in _AT_MOST.items():
+        if (value := _get(config, field)) > most:
+            raise ConfigError(field, value, f"must be at most {most:g}")
+    if not _NAME.fullmatch(config.name):
+        raise ConfigError("name", config.name, "must be 1 to 32 letters, digits, - and _, the first a letter")
+    if config.address is None:
+        _check_cluster(config)
+    if (total := config.prompts_per_step * config.samples_per_prompt) % config.trainer_ranks:
+        raise ConfigError("trainer_ranks", config.trainer_ranks, f"must divide the {total} trajectories of a step (prompts_per_step x "
+                          f"samples_per_prompt = {config.prompts_per_step} x {config.samples_per_prompt})")
+    if config.reward is not None and not config.reward.endswith(".pkl") and not re.fullmatch(r"[\w.]+:\w+", config.reward):
+        raise ConfigError("reward", config.reward, "must be module:function, or a function given to robustrl.launch")
+    _check_model(config.model)
+    from .rl.tasks import check_task
+
+    check_task(config.task, config.task_options)
+
+
+def check_machine(config: JobConfig, available: tuple[int, str] | None = None) -> None:
+    """Whether it can run here: the packages of the extras and, for a cluster of our own, memory. ``available``: bytes and where the bound
+    comes from, measured if not given. Raises MissingExtra, ConfigError.
+    """
+    needed = {"ray": "every job", "ucxx": "the weight plane", "torch": "the trainer", "transformers": "models",
+              "cloudpickle": "a reward function"}
+    if config.engine == "vllm":
+        needed["vllm"] = "engine='vllm' (engine='torch' does without)"
+    for package, purpose in needed.items():
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtra(f"{package} is not installed, and {purpose} needs it: pip install 'robustrl[job]'")
+    if config.address is None:
+        from .runtime.machine import available_memory
+
+        free, bound = available or available_memory()
+        needs = memory_needed(config)
+        if needs > free:
+            raise ConfigError("memory", f"{free / _GIB:.1f} GiB", f"about {needs / _GIB:.1f} GiB are needed for {config.nodes} nodes, "
+                              f"{config.rollouts} {config.engine} rollouts and {config.trainer_ranks} trainer ranks (bound: {bound}); fewer "
+                              "rollouts or nodes, engine='torch' or profile='class' need less")
+
+
+def memory_needed(config: JobConfig) -> int:
+    """Bytes (PSS) of a whole job on a cluster of our own, estimated."""
+    light = 4 + config.agent_workers + 2 * config.nodes
+    gib = (_BASE + _PER_NODE * config.nodes + _PER_LIGHT_ROLE * light + _PER_RANK * config.trainer_ranks
+           + _PER_ROLLOUT[config.engine] * config.rollouts)
+    folder = Path(config.model).expanduser()
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if config.model != "tiny" else 0
+    copies = (_WEIGHT_COPIES["rollout"] * config.rollouts + _WEIGHT_COPIES["rank"] * config.trainer_ranks + _WEIGHT_COPIES["keeper"])
+    return int(gib * _GIB) + copies * weights
+
+
+def _check_cluster(config: JobConfig) -> None:
+    if config.nodes < (least := _LEAST_NODES[config.profile]):
+        raise ConfigError("nodes", config.nodes, f"must be at least {least}" + (
+            ": one for management, one for the trainer, one for rollouts; profile='class' runs on one" if least > 1 else ""))
+    if config.trainer_ranks > config.trainer_slots:
+        raise ConfigError("trainer_ranks", config.trainer_ranks, f"must be at most {config.trainer_slots}, the trainer slots of the one "
+                          f"trainer node (profile {config.profile!r}); with address= the cluster's resources decide")
+
+
+def _check_model(model: str) -> None:
+    allowed = "must be 'tiny', a folder with a Hugging Face causal LM, or a hub name"
+    folder = Path(model).expanduser()
+    if model == "tiny" or (folder / "config.json").is_file():
+        return
+    if folder.is_dir():
+        raise ConfigError("model", model, f"is a folder without config.json; {allowed}")
+    if not _REPOSITORY.fullmatch(model):
+        raise ConfigError("model", model, f"there is no such folder; {allowed}")
+
+
+def _plain(name: str, value: Any) -> Any:
+    try:
+        return msgspec.to_builtins(value, str_keys=True, enc_hook=lambda item: os.fspath(item))
+    except TypeError as error:
+        raise ConfigError(name, value, f"must be made of plain values: {error}") from None
+
+
+def _get(config: JobConfig, field: str) -> Any:
+    value: Any = config
+    for name in field.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _fields(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
+    """Dotted names of all settings."""
+    for name, hint in get_type_hints(kind).items():
+        if name in kind.__struct_fields__:
+            yield prefix + name
+            if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+                yield from _fields(hint, f"{prefix}{name}.")
+
+
+def _check_names(kind: type[msgspec.Struct], settings: Mapping[str, Any], prefix: str) -> None:
+    hints = get_type_hints(kind)
+    for name, value in settings.items():
+        if name not in kind.__struct_fields__:
+            raise ConfigError(f"{prefix}{name}", value, f"there is no such setting{_nearest(name)}")
+        if isinstance(value, Mapping) and isinstance(hints[name], type) and issubclass(hints[name], msgspec.Struct):
+            _check_names(hints[name], value, f"{prefix}{name}.")
+
+
+def _nearest(name: str) -> str:
+    known = {field.rpartition(".")[2]: field for field in reversed(list(_fields(JobConfig)))}
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {known[close[0]]}?" if close else f"; there are: {', '.join(JobConfig.__struct_fields__)}"
+
+
+def _wrong_type(error: msgspec.ValidationError, settings: Any) -> ConfigError:
+    """msgspec's text, e.g. "Expected `int`, got `str` - at `$.grpo.micro_batch`", in our form."""
+    text, _, path = str(error).partition(" - at `$.")
+    field = path.rstrip("`")
+    kind: Any = JobConfig
+    for name in field.split("."):
+        settings = settings[name] if isinstance(settings, Mapping) and name in settings else settings
+        hints = get_type_hints(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else {}
+        kind = hints.get(name, kind)
+    choices = [choice for choice in get_args(kind) if isinstance(choice, str)]
+    return ConfigError(field, settings, f"must be one of {', '.join(choices)}" if choices else text[0].lower() + text[1:].replace("`", ""))
