@@ -133,6 +133,7 @@ class RunState:
     t: float = 0.0
     """Host times of the first and the last entry."""
     ended: float | None = None
+    _unmarked: dict[int, list[int]] = field(default_factory=dict)
     _rates: dict[str, deque[tuple[float, int]]] = field(default_factory=dict)
     _generating: tuple[float, float] | None = None
 
@@ -159,6 +160,10 @@ class RunState:
     @property
     def seconds_to_first_step(self) -> float | None:
         return self.step_times[1] - self.t0 if 1 in self.step_times else None
+
+    def unreconciled(self) -> list[tuple[int, list[int]]]:
+        """(step, ids) of committed optimizer steps whose trajectories the log does not call consumed yet."""
+        return sorted(self._unmarked.items())
 
     def tokens_per_second(self) -> dict[str, float]:
         """Rollout -> its rate over the last RATE_WINDOW seconds of samples; 0.0 for one that is not sampled any more."""
@@ -196,6 +201,7 @@ class RunState:
                 self.finished += len(event.ids)
             case ev.TrajectoriesConsumed():
                 self.ledger.consume(event.ids)
+                self._unmarked.pop(event.step, None)
             case ev.TrajectoriesDropped():
                 self.ledger.drop(event.ids, event.reason)
             case ev.PullStarted():
@@ -219,6 +225,8 @@ class RunState:
                                                             event.incarnation, event.address, entry.t)
             case ev.OptimizerStepCommitted():
                 self.step = event.step
+                if event.consumed:
+                    self._unmarked[event.step] = event.consumed
                 self.step_times[event.step] = entry.t
             case ev.StepMetrics():
                 phases = {f"seconds_{phase}": seconds for phase, seconds in event.phase_seconds.items()}

@@ -1,0 +1,60 @@
+"""An agent worker: runs tools and reward functions, each call in a thread, so that a slow tool delays nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from ..core.roles import Phase
+from ..rl.models import load_tokenizer
+from ..rl.rewards import load_reward, score_trajectories
+from ..rl.tasks import make_task
+from ..rl.trajectory import Trajectory
+from .role import Role
+
+
+class AgentWorker(Role):
+    async def on_open(self) -> None:
+        self._running = self._done = 0
+        await asyncio.to_thread(self._load)
+
+    def _load(self) -> None:
+        self._task = make_task(self.config.task, self.config.task_options, seed=self.config.seed)
+        self._tokenizer = load_tokenizer(self.config.model)
+        self._reward = load_reward(self.config.reward) if self.config.reward else self._task.reward
+
+    async def tool(self, body: bytes) -> list[int] | None:
+        """Tokens that the environment answers with, or None when the trajectory is over."""
+        return await self._busy(self._run_tool, body)
+
+    async def score(self, bodies: list[bytes]) -> tuple[list[bytes], dict[int, str]]:
+        """The trajectories with text and reward, and the reason for each that has none. Raises RewardError where the policy is to stop."""
+        return await self._busy(self._score, bodies)
+
+    async def _busy(self, function, *args):
+        self._running += 1
+        self.page.phase = Phase.RUNNING
+        try:
+            return await asyncio.to_thread(function, *args)
+        finally:
+            self._running -= 1
+            self._done += 1
+            self.page.update(progress=self._done, pending=self._running)
+            if not self._running:
+                self.page.phase = Phase.IDLE
+
+    def _run_tool(self, body: bytes) -> list[int] | None:
+        trajectory = msgspec.msgpack.decode(body, type=Trajectory)
+        answer = self._task.tool(self._text(trajectory))
+        return None if answer is None else self._tokenizer.encode(answer, add_special_tokens=False)
+
+    def _score(self, bodies: list[bytes]) -> tuple[list[bytes], dict[int, str]]:
+        group = [msgspec.msgpack.decode(body, type=Trajectory) for body in bodies]
+        for trajectory in group:
+            trajectory.text = self._text(trajectory)
+        dropped = score_trajectories(self._reward, group, errors=self.config.reward_errors)
+        return [msgspec.msgpack.encode(t) for t in group], dropped
+
+    def _text(self, trajectory: Trajectory) -> str:
+        return self._tokenizer.decode(trajectory.tokens, skip_special_tokens=True)

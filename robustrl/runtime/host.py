@@ -1,0 +1,380 @@
+"""The host: one plain process per job. It starts the nodes, creates every role, is the only writer of the event log, and reaps.
+
+It is thin: what becomes of a role is decided by the supervisor; the host carries out and writes down. It is the only Ray driver. It ends with
+its job, or with its owner unless ``keep_alive``; should it be killed itself, its reaper cleans up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..config import JobConfig
+from ..core import events as ev
+from ..core.lifecycle import DONE, FAILED, STOPPED
+from ..core.placement import NodeSpec, place, plan_nodes
+from ..core.roles import RoleKind, RoleState
+from ..core.run_state import RunState
+from ..errors import JobFailed, RobustRLError, WaitTimeout
+from . import machine, reaper, registry, wire
+from .cluster import Cluster, JoinedCluster, LocalCluster
+from .event_log import EventLog, LogError
+from .processes import kill_marked
+from .role import Peer, RoleSpec, actor_name, within
+
+log = logging.getLogger("host")
+_DEATH_WORD = 2.0
+"""Seconds that a node agent has for reporting a death before the host reports it itself."""
+
+
+class HostFile(msgspec.Struct, kw_only=True):
+    """``job.json`` in the run directory: what the launcher leaves for the host besides the configuration."""
+
+    run: str
+    owner_pid: int
+    owner_ticks: int
+    keep_alive: bool
+    replaces: str | None = None
+    """Run id of an older job of this name and owner that is being replaced."""
+
+
+class Host:
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir.resolve()
+        self.file = msgspec.json.decode((self.run_dir / "job.json").read_bytes(), type=HostFile)
+        self.config = msgspec.json.decode((self.run_dir / "config.json").read_bytes(), type=JobConfig)
+        self.run_id = self.file.run
+        self.temp, self.shm = registry.temp_dir(self.run_id), registry.shm_dir(self.run_id)
+        self.state = RunState()
+        self.actors: dict[str, Any] = {}
+        self.end: asyncio.Future[ev.EndDecided]
+        self._lines: list[asyncio.Queue[bytes | None]] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._cluster: Cluster | None = None
+        self._closing = False
+
+    # -- the log --------------------------------------------------------------------------------------------------------------------------------
+
+    def record(self, event: ev.Event) -> None:
+        """An event of the host itself."""
+        self._written(self._log.record(event))
+
+    def _written(self, entry: ev.Entry | None) -> None:
+        if entry is None:
+            return
+        self.state.apply(entry)
+        line = ev.encoder.encode(entry)
+        for subscriber in self._lines:
+            subscriber.put_nowait(line)
+        if isinstance(entry.event, ev.EndDecided) and not self.end.done():
+            self.end.set_result(entry.event)
+
+    # -- life -----------------------------------------------------------------------------------------------------------------------------------
+
+    async def main(self) -> int:
+        self.end = asyncio.get_running_loop().create_future()
+        registry.make_folders(self.run_id)
+        (self.temp / "secret").write_bytes(secrets.token_bytes(32))
+        (self.temp / "secret").chmod(0o600)
+        self._reaper = reaper.start_reaper(self.run_id, [self.temp, self.shm])
+        address = f"unix:{registry.socket_path(self.run_id)}"
+        self._log = EventLog(self.run_dir / "events.jsonl", time.monotonic)
+        self.record(ev.RunStarted(
+            schema=ev.SCHEMA, run=self.run_id, name=self.config.name, wall=time.time(), host_pid=os.getpid(),
+            config=msgspec.to_builtins(self.config), machine=machine.describe()))
+        server = await wire.listen(address, self._serve)
+        registry.claim(registry.JobEntry(
+            name=self.config.name, run=self.run_id, run_dir=str(self.run_dir), host_pid=os.getpid(), host_ticks=machine.start_ticks(os.getpid()) or 0,
+            owner_pid=self.file.owner_pid, owner_ticks=self.file.owner_ticks, address=address), replaces=self.file.replaces)
+        self._address = address
+        for sig in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(sig, self._decide_end, STOPPED, f"the host received {sig.name}")
+        if not self.file.keep_alive:
+            self._spawn(self._watch_owner())
+        self._spawn(self._start_and_run())
+        verdict = await self.end
+        await self._shut_down(verdict, server)
+        return 0 if verdict.status in (DONE, STOPPED) else 1
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("the job cannot go on", exc_info=error)
+            self._decide_end(FAILED, str(error) if isinstance(error, RobustRLError) else f"{type(error).__name__}: {error}")
+
+    def _decide_end(self, status: str, reason: str) -> None:
+        if not self.end.done():
+            self.record(ev.EndDecided(status=status, reason=reason))
+
+    async def _watch_owner(self) -> None:
+        while machine.is_alive(self.file.owner_pid, self.file.owner_ticks):
+            await asyncio.sleep(0.5)
+        self._decide_end(STOPPED, f"its owner, process {self.file.owner_pid}, has ended (keep_alive=True would let the job go on)")
+
+    # -- start ----------------------------------------------------------------------------------------------------------------------------------
+
+    async def _start_and_run(self) -> None:
+        if self.file.replaces:
+            await asyncio.to_thread(self._wait_replaced)
+        checks = asyncio.create_task(self._preflight())
+        await asyncio.to_thread(self._start_cluster)
+        await checks
+        assert self._cluster is not None
+        self._places = place(self._cluster.nodes, self.config)
+        for node in self._cluster.nodes:
+            kinds = sorted({role.kind.value for role, where in self._places.items() if where == node.name})
+            self.record(ev.NodeStarted(node=node.name, ray_node_id=node.ray_node_id, ip=node.ip, kinds=kinds))
+        await self._create_roles()
+        await self._open_roles()
+        runner = self._peer("task_runner")
+        await runner.call("run", deadline=7 * 24 * 3600.0)
+
+    def _wait_replaced(self) -> None:
+        for entry in registry.live_jobs():
+            if entry.run == self.file.replaces and not registry.wait_gone(entry.host_pid, entry.host_ticks, 30.0):
+                raise WaitTimeout(f"the earlier job {entry.run} (host {entry.host_pid}) did not end within 30 s")
+
+    async def _preflight(self) -> None:
+        """Checks that need heavy imports, in a process of their own, so that this one stays small."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "robustrl.runtime.preflight", str(self.run_dir / "config.json"), stdout=asyncio.subprocess.PIPE)
+        output, _ = await within(self.config.deadlines.call, "the checks before the start", process.communicate())
+        if process.returncode:
+            raise JobFailed(output.decode().strip() or f"the checks before the start ended with exit status {process.returncode}: see logs/host.log")
+
+    def _start_cluster(self) -> None:
+        config = self.config
+        if config.address:
+            self._cluster = JoinedCluster(config.address, self.run_id)
+        else:
+            self._cluster = LocalCluster(self.temp, self.run_id, plan_nodes(config), object_store_bytes=80 << 20)
+        self._cluster.start(deadline=config.deadlines.cluster_start)
+
+    async def _create_roles(self) -> None:
+        """Every role's process; its agent watches it from its first moment."""
+        agents = [role for role in self._places if role.kind is RoleKind.NODE_AGENT]
+        others = [role for role in self._places if role.kind is not RoleKind.NODE_AGENT]
+        await asyncio.gather(*(self._create(str(role)) for role in agents))
+        await asyncio.gather(*(self._peer(str(role)).call("open", deadline=self.config.deadlines.role_start) for role in agents))
+        await asyncio.gather(*(self._create(str(role)) for role in others))
+
+    async def _create(self, role: str) -> None:
+        spec = self._spec(role)
+        handle = self._cluster.create_actor(spec, self._node_of(role))  # type: ignore[union-attr]
+        self.actors[role] = handle
+        identity = await self._peer(role).call("identity", deadline=self.config.deadlines.role_start)
+        self.record(ev.RoleStarted(role=role, incarnation=spec.incarnation, node=spec.node, pid=identity["pid"], start_ticks=identity["start_ticks"]))
+        self._spawn(self._watch_role(role, spec, identity["pid"]))
+        if not role.startswith(RoleKind.NODE_AGENT):
+            agent = next(r for r, where in self._places.items() if where == spec.node and r.kind is RoleKind.NODE_AGENT)
+            await self._peer(str(agent)).call(
+                "watch", role, spec.incarnation, identity["pid"], spec.page_path, spec.log_path, deadline=self.config.deadlines.call)
+
+    def _node_of(self, role: str) -> Any:
+        name = next(where for r, where in self._places.items() if str(r) == role)
+        return next(node for node in self._cluster.nodes if node.name == name)  # type: ignore[union-attr]
+
+    def _spec(self, role: str) -> RoleSpec:
+        node = self._node_of(role)
+        return RoleSpec(
+            role=role, incarnation=1, run=self.run_id, node=node.name, ip=node.ip, run_dir=str(self.run_dir), temp_dir=str(self.temp),
+            shm_dir=str(self.shm), host_address=self._address, host_token=None, config=self.config)
+
+    def _peer(self, role: str) -> Peer:
+        return Peer(self.actors[role], role)
+
+    async def _open_roles(self) -> None:
+        """Set-up in the order of need: whoever is called by others first, and the slow ones, trainer and rollouts, side by side."""
+        deadline = self.config.deadlines.role_start
+        roles = [str(role) for role in self._places if role.kind is not RoleKind.NODE_AGENT]
+        ranks = [role for role in roles if role.startswith(RoleKind.TRAINER)]
+        await asyncio.gather(*(self._peer(role).call("open", deadline=deadline) for role in roles))
+        rendezvous = await self._peer("trainer-0").call("rendezvous", deadline=deadline)
+        await asyncio.gather(*(self._peer(role).call("prepare", rendezvous, deadline=deadline) for role in ranks))
+
+    async def _watch_role(self, role: str, spec: RoleSpec, pid: int) -> None:
+        """Ray's word on a death: for those whom nobody else reports, and as a second witness for all."""
+        import ray
+
+        try:
+            await self.actors[role].lifetime.remote()
+        except ray.exceptions.RayActorError as error:
+            if self._closing:
+                return
+            if role == "supervisor":
+                self._decide_end(FAILED, f"the supervisor (pid {pid}) died: {type(error).__name__}")
+                return
+            await asyncio.sleep(_DEATH_WORD)
+            if not self._closing and not self.state.roles[role].exited:
+                self.record(ev.ProcessExited(role=role, incarnation=spec.incarnation, pid=pid, cause=f"Ray: {type(error).__name__}", last_lines=[]))
+
+    # -- the socket -------------------------------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, hello: wire.Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        streams: list[asyncio.Task[None]] = []
+        try:
+            while message := await wire.read_message(reader):
+                match message:
+                    case wire.Emit(events=events):
+                        if ack := self._emit(events):
+                            wire.write_message(writer, ack)
+                    case wire.Subscribe(after=after):
+                        streams.append(asyncio.create_task(self._stream(after, writer)))
+                    case wire.Call():
+                        self._spawn(self._answer(message, writer))
+        except (ConnectionError, RobustRLError) as error:
+            log.info("a %s left: %s", hello.kind, error)
+        finally:
+            for stream in streams:
+                stream.cancel()
+
+    def _emit(self, events: bytes) -> wire.Ack | None:
+        batch = ev.emitted_decoder.decode(events)
+        if self._closing:
+            return None
+        for emitted in batch:
+            self._written(self._log.append(emitted))
+        last = batch[-1]
+        return wire.Ack(last.source, last.incarnation, self._log.acknowledged(last.source, last.incarnation))
+
+    async def _stream(self, after: int, writer: asyncio.StreamWriter) -> None:
+        """History from the file, then each line as it is written; one message for all that is ready."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        history = self._log.path.read_bytes().splitlines()[after:]
+        self._lines.append(queue)
+        try:
+            for start in range(0, len(history), 1000):
+                wire.write_message(writer, wire.Entries(history[start : start + 1000]))
+                await writer.drain()
+            while (line := await queue.get()) is not None:
+                lines = [line]
+                while not queue.empty() and len(lines) < 1000:
+                    if (more := queue.get_nowait()) is None:
+                        wire.write_message(writer, wire.Entries(lines))
+                        return
+                    lines.append(more)
+                wire.write_message(writer, wire.Entries(lines))
+                await writer.drain()
+        except ConnectionError:
+            pass  # the reader's side of this connection sees the same and says so
+        finally:
+            self._lines.remove(queue)
+
+    async def _answer(self, call: wire.Call, writer: asyncio.StreamWriter) -> None:
+        try:
+            verb = self._VERBS.get(call.verb)
+            if verb is None:
+                raise RobustRLError(f"verb {call.verb!r}: the host knows {', '.join(sorted(self._VERBS))}")
+            result = wire.Result(call.id, await verb(self, **call.args))
+        except Exception as error:  # whatever a verb raises is the caller's to see
+            result = wire.Result(call.id, error=wire.Failure.of(error))
+        wire.write_message(writer, result)
+
+    # -- verbs --------------------------------------------------------------------------------------------------------------------------------------
+
+    async def _stop(self, reason: str = "stopped by the user") -> str:
+        self._decide_end(STOPPED, reason)
+        return self.end.result().status
+
+    async def _pause(self) -> int:
+        return await self._running("task_runner").call("pause", deadline=self.config.deadlines.call)
+
+    async def _resume(self) -> int:
+        return await self._running("task_runner").call("resume", deadline=self.config.deadlines.call)
+
+    async def _save_pretrained(self, path: str) -> str:
+        await self._running("trainer-0").call("save_pretrained", path, deadline=self.config.deadlines.call)
+        return path
+
+    async def _logs(self, role: str, lines: int = 50) -> list[str]:
+        if role not in self.state.roles:
+            raise RobustRLError(f"role {role!r}: this job has {', '.join(self.state.roles) or 'none yet'}")
+        path = self.run_dir / "logs" / f"{actor_name(role, self.state.roles[role].incarnation)}.log"
+        return path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else []
+
+    async def _state(self) -> dict[str, Any]:
+        return {"run": self.run_id, "status": self.state.status, "step": self.state.step, "steps": self.state.steps, "reason": self.state.reason}
+
+    _VERBS = {"stop": _stop, "pause": _pause, "resume": _resume, "save_pretrained": _save_pretrained, "logs": _logs, "state": _state}
+
+    def _running(self, role: str) -> Peer:
+        view = self.state.roles.get(role)
+        if view is None or view.state is not RoleState.HEALTHY:
+            raise JobFailed(f"{role} is {view.state if view else 'not started yet'}: wait for the job to run, e.g. job.wait(step=1)")
+        return self._peer(role)
+
+    # -- end ----------------------------------------------------------------------------------------------------------------------------------------
+
+    async def _shut_down(self, verdict: ev.EndDecided, server: asyncio.Server) -> None:
+        """Close the log with its balance, then remove all that the job started."""
+        log.info("ending: %s (%s)", verdict.status, verdict.reason)
+        self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        self._balance(verdict)
+        for role, view in self.state.roles.items():
+            if view.state is not RoleState.STOPPED:
+                self.record(ev.RoleStateChanged(role=role, incarnation=view.incarnation, old=view.state, new=RoleState.STOPPED, reason=f"job {verdict.status}"))
+        self.record(ev.RunEnded(status=verdict.status, reason=verdict.reason, wall=time.time()))
+        self._log.close()
+        self._write_summary()
+        for queue in self._lines:
+            queue.put_nowait(None)
+        registry.release(self.run_id)
+        await asyncio.to_thread(self._remove_all)
+        server.close()
+
+    def _balance(self, verdict: ev.EndDecided) -> None:
+        """Trajectories of a committed step are consumed, whoever did not live to say so; the rest of those in flight end here."""
+        for step, ids in self.state.unreconciled():
+            self.record(ev.TrajectoriesConsumed(step=step, ids=ids))
+        if ids := self.state.ledger.open_ids():
+            self.record(ev.TrajectoriesDropped(ids=ids, reason=f"the run ended: {verdict.status}"))
+
+    def _write_summary(self) -> None:
+        from ..summary import summarize
+
+        (self.run_dir / "summary.json").write_bytes(msgspec.json.encode(summarize(self.run_dir)) + b"\n")
+
+    def _remove_all(self) -> None:
+        deadline = self.config.deadlines.stop
+        if self._cluster is not None:
+            self._cluster.stop(self.actors, deadline=deadline)
+        kill_marked(self.run_id, deadline, spare={os.getpid(), self._reaper.pid})
+        registry.remove_folders(self.run_id)
+        self._reaper.dismiss()
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m robustrl.runtime.host", description=__doc__)
+    parser.add_argument("run_dir", type=Path)
+    run_dir = parser.parse_args(argv).run_dir
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    host = Host(run_dir)
+    try:
+        code = asyncio.run(host.main())
+    except (RobustRLError, LogError) as error:
+        log.exception("the host could not start")
+        (run_dir / "host-error.json").write_bytes(msgspec.json.encode(wire.Failure.of(error)))
+        code = 1
+    logging.shutdown()
+    os._exit(code)  # threads of Ray's driver may still wait for a cluster that is gone
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What must hold before any role starts, as far as it needs heavy imports: run as a process, prints the error, exits 1."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import msgspec
+
+from ..config import JobConfig
+from ..errors import ConfigError, MissingExtra, RobustRLError
+from ..rl.models import load_tokenizer
+from ..rl.rewards import load_reward
+from ..rl.tasks import make_task
+
+_NEEDED = {"ray": "job", "torch": "job", "transformers": "job", "ucxx": "job", "xxhash": "job", "tensorboardX": "job"}
+
+
+def check(config: JobConfig) -> None:
+    """Raises ConfigError or MissingExtra, naming the field or the extra."""
+    needed = dict(_NEEDED)
+    if config.engine == "vllm":
+        needed["vllm"] = "gpu"
+    for module, extra in needed.items():
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtra(f"{module} is not installed; it comes with the extra [{extra}]: pip install 'robustrl[{extra}]'")
+    task = make_task(config.task, config.task_options, seed=config.seed)
+    if config.reward:
+        load_reward(config.reward)
+    elif task.reward is None:
+        raise ConfigError("reward", None, f"the task {config.task!r} has no reward of its own; give a function reward(prompts, completions, **columns)")
+    tokenizer = load_tokenizer(config.model)
+    for split, count in (("train", 1), ("held_out", config.evaluation_prompts)):
+        if count and not task.prompts(split, 0, 1):
+            raise ConfigError("task", config.task, f"gives no prompt for the split {split!r}")
+    task.encode(tokenizer, task.prompts("train", 0, 1)[0])
+
+
+def main() -> None:
+    try:
+        check(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=JobConfig))
+    except RobustRLError as error:
+        print(error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

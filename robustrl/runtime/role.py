@@ -1,0 +1,183 @@
+"""What every role process has in common: its spec, its log file, its status page, its line to the host, and calls to other roles.
+
+A role is a detached Ray actor with an asyncio loop that only ever carries control traffic: work that computes or waits runs in a thread of
+its own, so no call queues behind it. The host creates the actor, asks `identity()`, registers it with its node's agent and calls `open()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..config import JobConfig
+from ..core import events as ev
+from ..core.roles import Phase, RoleId, RoleKind
+from ..errors import JobFailed, WaitTimeout
+from .emitter import Emitter
+from .processes import read_start_ticks
+from .status_page import StatusPage
+from .wire import HostClient
+
+T = TypeVar("T")
+_REST = {RoleKind.TRAINER: Phase.WAITING_BATCH, RoleKind.ROLLOUT: Phase.WAITING_REQUEST}
+
+
+class RoleSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a role is made from; a second incarnation is made from the same spec with the next number."""
+
+    role: str
+    incarnation: int
+    run: str
+    node: str
+    ip: str
+    run_dir: str
+    temp_dir: str
+    shm_dir: str
+    host_address: str
+    host_token: str | None
+    config: JobConfig
+
+    @property
+    def actor_name(self) -> str:
+        return actor_name(self.role, self.incarnation)
+
+    @property
+    def log_path(self) -> str:
+        return f"{self.run_dir}/logs/{self.actor_name}.log"
+
+    @property
+    def page_path(self) -> str:
+        return f"{self.temp_dir}/status/{self.actor_name}"
+
+    def secret(self) -> bytes:
+        """The job's secret for the weight plane: from a file of mode 0600."""
+        return Path(self.temp_dir, "secret").read_bytes()
+
+
+def actor_name(role: str, incarnation: int) -> str:
+    return f"{role}.{incarnation}"
+
+
+async def within(seconds: float, what: str, awaitable: Awaitable[T]) -> T:
+    """``awaitable`` with a deadline; the error names what was waited for."""
+    try:
+        return await asyncio.wait_for(awaitable, seconds)
+    except TimeoutError as error:
+        if isinstance(error, WaitTimeout):
+            raise
+        raise WaitTimeout(f"{what}: no answer within {seconds:g} s") from None
+
+
+class Peer:
+    """Another role's actor. ``await peer.call(method, ...)`` never waits without a deadline."""
+
+    def __init__(self, handle: Any, role: str) -> None:
+        self._handle, self.role = handle, role
+
+    async def call(self, method: str, *args: Any, deadline: float, **kwargs: Any) -> Any:
+        """Result of ``method``. Raises WaitTimeout naming role and method, JobFailed when the role has died, or what the method raised."""
+        import ray
+
+        ref = getattr(self._handle, method).remote(*args, **kwargs)
+        try:
+            return await within(deadline, f"{self.role}.{method}()", ref)
+        except ray.exceptions.RayActorError as error:
+            raise JobFailed(f"{self.role} died during {method}(): {type(error).__name__}") from None
+        except ray.exceptions.RayTaskError as error:
+            raise error.as_instanceof_cause() from None
+
+
+class Role:
+    """Base of all role actors; see the module's text. Subclasses override `on_open` and add their methods."""
+
+    def __init__(self, spec: RoleSpec) -> None:
+        self._born = time.monotonic()
+        self.spec, self.config, self.deadlines = spec, spec.config, spec.config.deadlines
+        self.role = RoleId.parse(spec.role)
+        _redirect_output(spec.log_path)
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+        self.log = logging.getLogger(spec.role)
+        Path(spec.page_path).parent.mkdir(parents=True, exist_ok=True)
+        self.page = StatusPage.create(spec.page_path, incarnation=spec.incarnation, pid=os.getpid())
+        self.page.phase = _REST.get(self.role.kind, Phase.IDLE)
+        self.host = HostClient(spec.host_address, token=spec.host_token, kind="role", on_disconnect=self._host_gone)
+        self.emitter = Emitter(self.host, spec.role, spec.incarnation)
+        self._peers: dict[str, Peer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stamper: asyncio.Task[None] | None = None
+
+    async def identity(self) -> dict[str, Any]:
+        return {"pid": os.getpid(), "start_ticks": read_start_ticks(os.getpid())}
+
+    async def open(self) -> None:
+        """Set the role up; it can be called when this returns."""
+        self._stamper = asyncio.create_task(self._stamp())
+        await self.on_open()
+        self.emit(ev.RoleReady(role=self.spec.role, incarnation=self.spec.incarnation, seconds=time.monotonic() - self._born))
+
+    async def on_open(self) -> None:
+        """Subclasses' set-up."""
+
+    async def lifetime(self) -> None:
+        """Never returns: whoever awaits it learns at once that the process ended."""
+        await asyncio.Event().wait()
+
+    def emit(self, event: ev.Event) -> None:
+        self.emitter.emit(event)
+
+    async def peer(self, role: str, incarnation: int = 1) -> Peer:
+        """Handle of another role, whose actor must exist by now."""
+        import ray
+
+        if role not in self._peers:
+            handle = await asyncio.to_thread(ray.get_actor, actor_name(role, incarnation), self.spec.run)
+            self._peers[role] = Peer(handle, role)
+        return self._peers[role]
+
+    def spawn(self, coroutine: Any) -> None:
+        """Run a coroutine of this role for its own sake: an error in it ends the process, which is how a role reports that it cannot go on."""
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self.die(error)
+
+    def die(self, error: BaseException) -> None:
+        """Exit with the reason as the last lines of the log."""
+        self.log.error("%s cannot go on", self.spec.role, exc_info=error)
+        self.emitter.flush(timeout=2.0)
+        os._exit(1)
+
+    async def _stamp(self) -> None:
+        while True:
+            self.page.stamp()
+            await asyncio.sleep(0.1)
+
+    def _host_gone(self) -> None:
+        self.log.error("the host is gone: exiting")
+        os._exit(3)
+
+
+def _redirect_output(path: str) -> None:
+    """This process's output, also what native code prints, goes to the role's own log file."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+    # Ray replaces both by writers of its own
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)

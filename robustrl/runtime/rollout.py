@@ -1,0 +1,257 @@
+"""A rollout: one engine replica. Tokens come from the engine's own loop, weights from a puller beside it; neither waits for the other.
+
+The engine loop is one thread that owns the engine. Everything else reaches it as a command between two engine steps: new trajectories, the
+answer of a tool, a pulled version. A commit loads the pulled weights, scores the probe prompt, and only then lets tokens of the new version
+leave; a version that fails the check is refused, its tokens are discarded and the old weights are loaded again. Every token is recorded with
+the version that made it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..core import events as ev
+from ..core.roles import Phase
+from ..core.weights import Lease
+from ..engines.base import Delta, Engine, Request, make_engine
+from ..rl.models import resolve_model
+from ..rl.tasks import make_task
+from ..rl.trajectory import Trajectory
+from ..transport import settings
+from .role import Role
+
+if TYPE_CHECKING:
+    from ..transport.puller import Pulled
+
+class Rollout(Role):
+    async def on_open(self) -> None:
+        settings.apply(shm_dir=self.spec.shm_dir)
+        self._loop = asyncio.get_running_loop()
+        self._out: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._version = -1
+        self._target = self._refused = -1
+        self._pulled: Pulled | None = None
+        self._target_changed = asyncio.Condition()
+        self._supervisor = await self.peer("supervisor")
+        started: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run_engine, args=(started,), name="engine", daemon=True)
+        self._thread.start()
+        await started
+        self._open_plane()
+        self.spawn(self._follow_versions())
+        await self.sync(0)
+
+    # -- calls --------------------------------------------------------------------------------------------------------------------------------
+
+    async def submit(self, bodies: list[bytes]) -> None:
+        trajectories = [msgspec.msgpack.decode(body, type=Trajectory) for body in bodies]
+        self._commands.put(lambda: self._begin(trajectories))
+
+    async def resume(self, trajectory: int, tokens: list[int] | None) -> None:
+        """A tool answered with ``tokens``; None: the trajectory is over."""
+        self._commands.put(lambda: self._resume(trajectory, tokens))
+
+    async def collect(self, wait: float) -> tuple[int, list[tuple[int, bytes]], list[bytes]]:
+        """(committed version, finished trajectories by id, trajectories that wait for a tool); an empty answer is held back up to ``wait`` s."""
+        finished: list[tuple[int, bytes]] = []
+        tools: list[bytes] = []
+        if not hasattr(self, "_out"):
+            await asyncio.sleep(wait)
+            return -1, finished, tools
+        try:
+            items = [await asyncio.wait_for(self._out.get(), wait)]
+        except TimeoutError:
+            items = []
+        while not self._out.empty():
+            items.append(self._out.get_nowait())
+        for kind, value in items:
+            if kind == "finished":
+                finished.append(value)
+            elif kind == "tool":
+                tools.append(value)
+        return self._version, finished, tools
+
+    async def sync(self, version: int) -> None:
+        """``version`` is announced: pull it, or a newer one, beside the running engine."""
+        async with self._target_changed:
+            self._target = max(self._target, version)
+            self._target_changed.notify_all()
+
+    # -- the weight plane ----------------------------------------------------------------------------------------------------------------------
+
+    def _open_plane(self) -> None:
+        from ..transport.puller import Puller
+        from ..transport.server import WeightServer
+
+        secret = self.spec.secret()
+        self._server = WeightServer(self.spec.ip, secret, role=self.spec.role, incarnation=self.spec.incarnation)
+        self._puller = Puller(secret, role=self.spec.role, incarnation=self.spec.incarnation, on_event=self.emit)
+
+    async def _follow_versions(self) -> None:
+        while True:
+            async with self._target_changed:
+                await self._target_changed.wait_for(lambda: self._target > max(self._version, self._refused))
+            await self._update(self._target)
+
+    async def _update(self, version: int) -> None:
+        lag = version - self._version
+        deadline = self.deadlines.role_start if self._version < 0 else self.deadlines.pull
+
+        def next_source(*args: Any, **kwargs: Any) -> Lease | None:
+            call = self._supervisor.call("lease", self.spec.role, self.spec.incarnation, version, deadline=deadline, **({"deadline_s": deadline}))
+            return msgspec.msgpack.decode(asyncio.run_coroutine_threadsafe(call, self._loop).result(), type=Lease)
+
+        if self._version < 0:
+            self.page.phase = Phase.PULL
+        pulled = await asyncio.to_thread(self._puller.pull, next_source, deadline_s=deadline)
+        done: asyncio.Future[tuple[float, float]] = self._loop.create_future()
+        self._commands.put(lambda: self._commit(pulled, done))
+        seconds, gap = await done
+        manifest = pulled.manifest
+        if not gap <= self.config.probe_limit:
+            self.emit(ev.VersionRefused(role=self.spec.role, incarnation=self.spec.incarnation, version=manifest.version, probe_gap=gap,
+                                        limit=self.config.probe_limit))
+            self._refused = manifest.version
+            return
+        self._server.stage(manifest, pulled.buffer)
+        host, port = self._server.address
+        self.emit(ev.PullCommitted(
+            source=pulled.source, target=self.spec.role, incarnation=self.spec.incarnation, version=manifest.version, digest=manifest.digest,
+            bytes=pulled.bytes_received, seconds=pulled.seconds, commit_seconds=seconds, transport=pulled.transport, lag=lag, probe_gap=gap,
+            address=f"{host}:{port}"))
+
+    # -- the engine thread ------------------------------------------------------------------------------------------------------------------------
+
+    def _run_engine(self, started: asyncio.Future[None]) -> None:
+        try:
+            task = make_task(self.config.task, self.config.task_options, seed=self.config.seed)
+            self._stop, self._pace, self._ignore_eos = task.stop, task.pace, task.ignore_eos
+            self._engine: Engine = make_engine(
+                self.config.engine, resolve_model(self.config.model), seed=self.config.seed * 1000 + self.role.index, load="dummy",
+                max_model_len=self.config.max_model_len, max_num_seqs=self.config.rollout_concurrency)
+            self._live: dict[int, Trajectory] = {}
+            self._in_tool: dict[int, Trajectory] = {}
+            self._budget = self.config.sampling.max_tokens or task.max_tokens
+            self._generated = 0
+            self._loop.call_soon_threadsafe(started.set_result, None)
+            while True:
+                self._turn()
+        except BaseException as error:  # the thread is the role: its end is the process's
+            self._loop.call_soon_threadsafe(self.die, error)
+
+    def _turn(self) -> None:
+        """One round of the engine loop: the commands that wait, then one engine step if there is work."""
+        self.page.stamp()
+        idle = not self._live
+        if idle and self._version >= 0:
+            self.page.phase = Phase.WAITING_TOOL if self._in_tool else Phase.WAITING_REQUEST
+        try:
+            self._commands.get(block=idle, timeout=0.2 if idle else None)()
+            while True:
+                self._commands.get_nowait()()
+        except queue.Empty:
+            pass
+        if self._live:
+            began = time.monotonic()
+            deltas = self._engine.step()
+            self.page.phase = Phase.DECODE if self._engine.decoded else Phase.PREFILL
+            self._take(deltas)
+            if self._pace:
+                time.sleep(max(0.0, self._pace - (time.monotonic() - began)))
+        self.page.update(progress=self._generated, pending=len(self._live) + len(self._in_tool))
+
+    def _begin(self, trajectories: list[Trajectory]) -> None:
+        for trajectory in trajectories:
+            self._live[trajectory.id] = trajectory
+            self._engine.add(self._request(trajectory))
+
+    def _request(self, trajectory: Trajectory) -> Request:
+        """What is left to generate, from the prompt and the tokens so far."""
+        sampling = self.config.sampling
+        evaluation = trajectory.batch == 0
+        return Request(
+            id=str(trajectory.id), tokens=trajectory.prompt_tokens + trajectory.tokens, max_tokens=self._budget - sum(trajectory.mask),
+            temperature=0.0 if evaluation else sampling.temperature, top_p=1.0 if evaluation else sampling.top_p, stop=list(self._stop),
+            ignore_eos=self._ignore_eos, seed=None)
+
+    def _take(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            trajectory = self._live[int(delta.id)]
+            count = len(delta.tokens)
+            trajectory.tokens += delta.tokens
+            trajectory.logprobs += delta.logprobs
+            trajectory.mask += [1] * count
+            self._stamp_version(trajectory, count)
+            self._generated += count
+            if delta.finished:
+                del self._live[trajectory.id]
+                self._end_turn(trajectory, delta.finished)
+
+    def _stamp_version(self, trajectory: Trajectory, count: int) -> None:
+        runs = trajectory.versions
+        if not count:
+            return
+        if runs and runs[-1][0] == self._version:
+            runs[-1] = (self._version, runs[-1][1] + count)
+        else:
+            runs.append((self._version, count))
+
+    def _end_turn(self, trajectory: Trajectory, finished: str) -> None:
+        if finished == "stop" and sum(trajectory.mask) < self._budget:
+            self._in_tool[trajectory.id] = trajectory
+            self._post("tool", msgspec.msgpack.encode(trajectory))
+            return
+        trajectory.finish = "stop" if finished == "eos" else "length"
+        self._post("finished", (trajectory.id, msgspec.msgpack.encode(trajectory)))
+
+    def _resume(self, number: int, tokens: list[int] | None) -> None:
+        trajectory = self._in_tool.pop(number)
+        if tokens is None:
+            trajectory.finish = "stop"
+            self._post("finished", (number, msgspec.msgpack.encode(trajectory)))
+            return
+        trajectory.tokens += tokens
+        trajectory.logprobs += [0.0] * len(tokens)
+        trajectory.mask += [0] * len(tokens)
+        trajectory.tool_turns += 1
+        self._stamp_version(trajectory, len(tokens))
+        self._begin([trajectory])
+
+    def _commit(self, pulled: Pulled, done: asyncio.Future[tuple[float, float]]) -> None:
+        """Between two engine steps: load, check, then take the version as this rollout's own, or take the old one up again."""
+        began = time.monotonic()
+        self.page.phase = Phase.PULL
+        gap = self._load(pulled)
+        if gap <= self.config.probe_limit:
+            self._version = self.page.version = pulled.manifest.version
+            self._pulled = pulled
+        else:
+            ended = self._engine.drop_held()
+            if self._pulled is not None:
+                self._load(self._pulled)
+                self._engine.drop_held()
+            for number in map(int, ended):
+                self._engine.add(self._request(self._live[number]))
+        self._post("version", self._version)
+        self._loop.call_soon_threadsafe(done.set_result, (time.monotonic() - began, gap))
+
+    def _load(self, pulled: Pulled) -> float:
+        """Largest difference of the probe prompt's log-probabilities under the weights just loaded; infinite if any is not a number."""
+        from ..transport.manifest import tensors
+
+        self._engine.load(tensors(pulled.manifest, pulled.buffer))
+        scores = self._engine.score(pulled.manifest.probe_tokens)
+        gaps = [abs(a - b) for a, b in zip(scores, pulled.manifest.probe_logprobs, strict=True)]
+        return max(gaps) if all(map(math.isfinite, gaps)) else math.inf
+
+    def _post(self, kind: str, value: Any) -> None:
+        self._loop.call_soon_threadsafe(self._out.put_nowait, (kind, value))

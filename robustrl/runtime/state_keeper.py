@@ -1,0 +1,122 @@
+"""The state keeper: holds the trainer's last committed optimizer step outside the trainer, and serves its weights.
+
+Two slots of shared memory. The trainer writes weights and recovery state into the free slot; `commit` computes the checksums, makes the slot
+the staged version and frees the other one when no pull of it is under way any more. A trainer that dies while writing leaves the last
+committed slot untouched, and pulls go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import mmap
+import os
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ..core import events as ev
+from ..core.roles import Phase
+from ..core.weights import TensorSpec
+from ..errors import WeightsError
+from ..transport import settings
+from .role import Role
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """Shared memory of one slot: weights first, recovery state behind them."""
+
+    path: str
+    weights_bytes: int
+    state_bytes: int
+    """Room for the recovery state."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trainer says of the slot that it has filled."""
+
+    step: int
+    batch: int
+    consumed: list[int]
+    slot: int
+    tensors: list[TensorSpec]
+    state_length: int
+    probe_tokens: list[int]
+    probe_logprobs: list[float]
+
+
+def map_slot(path: str) -> np.ndarray:
+    """The slot's bytes as a writable uint8 array; shared with every process that maps it."""
+    with open(path, "r+b") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+
+
+class StateKeeper(Role):
+    async def on_open(self) -> None:
+        settings.apply(shm_dir=self.spec.shm_dir)
+        from ..transport.server import WeightServer
+
+        self._slots: list[Slot] = []
+        self._arrays: list[np.ndarray] = []
+        self._committed: Snapshot | None = None
+        self._server = WeightServer(self.spec.ip, self.spec.secret(), role=self.spec.role, incarnation=self.spec.incarnation)
+
+    async def allocate(self, weights_bytes: int, state_bytes: int) -> list[Slot]:
+        """Two slots of at least these sizes. Existing ones that are large enough are kept, with what they hold."""
+        if not self._slots or self._slots[0].weights_bytes < weights_bytes or self._slots[0].state_bytes < state_bytes:
+            if self._committed is not None:
+                raise WeightsError(f"{self.spec.role}: the trainer's state grew to {weights_bytes} + {state_bytes} bytes after its first snapshot; "
+                                   f"room is for {self._slots[0].weights_bytes} + {self._slots[0].state_bytes}")
+            self._slots = [self._make(i, weights_bytes, state_bytes) for i in range(2)]
+            self._arrays = [map_slot(slot.path) for slot in self._slots]
+        return self._slots
+
+    def _make(self, number: int, weights_bytes: int, state_bytes: int) -> Slot:
+        folder = Path(self.spec.shm_dir)
+        size = weights_bytes + state_bytes
+        free = os.statvfs(folder)
+        if free.f_bavail * free.f_frsize < size:
+            folder = Path(self.spec.temp_dir)
+            self.emit(ev.WarningRaised(text=f"{self.spec.role}: {self.spec.shm_dir} has no room for {size} bytes; the snapshot lies in {folder}, on disk"))
+        path = folder / f"{self.spec.actor_name}.slot-{number}"
+        with open(path, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            os.posix_fallocate(file.fileno(), 0, size)
+        return Slot(str(path), weights_bytes, state_bytes)
+
+    async def free_slot(self) -> int:
+        """Number of the slot that may be written now: pulls of what it held have ended or were cut off."""
+        if self._committed is None:
+            return 0
+        slot = 1 - self._committed.slot
+        if self._committed.step > 0:
+            await asyncio.to_thread(self._server.retire, self._committed.step - 1)
+        return slot
+
+    async def commit(self, snapshot: Snapshot) -> dict[str, str | int]:
+        """Make the filled slot the committed state and the staged version; announced when this returns."""
+        self.page.phase = Phase.RUNNING
+        result = await asyncio.to_thread(self._commit, snapshot)
+        self.page.phase = Phase.IDLE
+        self.page.version = self.page.step = snapshot.step
+        return result
+
+    def _commit(self, snapshot: Snapshot) -> dict[str, str | int]:
+        from ..transport.manifest import build_manifest
+
+        slot = self._slots[snapshot.slot]
+        array = self._arrays[snapshot.slot]
+        weights, state = array[: slot.weights_bytes], array[slot.weights_bytes : slot.weights_bytes + snapshot.state_length]
+        manifest = build_manifest(snapshot.step, snapshot.tensors, weights, probe_tokens=snapshot.probe_tokens, probe_logprobs=snapshot.probe_logprobs)
+        snapshot_digest = hashlib.sha256(manifest.digest.encode() + state.tobytes()).hexdigest()[:32]
+        self._committed = snapshot
+        host, port = self._server.address
+        self.emit(ev.OptimizerStepCommitted(
+            step=snapshot.step, version=snapshot.step, digest=manifest.digest, snapshot_digest=snapshot_digest, consumed=snapshot.consumed,
+            batch=snapshot.batch, bytes=slot.weights_bytes + snapshot.state_length, holder=self.spec.role, incarnation=self.spec.incarnation))
+        self._server.stage(manifest, weights)
+        self.emit(ev.VersionAnnounced(
+            version=snapshot.step, digest=manifest.digest, bytes=manifest.nbytes, chunks=len(manifest.chunks), holder=self.spec.role,
+            incarnation=self.spec.incarnation, address=f"{host}:{port}"))
+        return {"version": snapshot.step, "digest": manifest.digest}

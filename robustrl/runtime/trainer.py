@@ -1,0 +1,129 @@
+"""A trainer rank: applies optimizer steps, and puts its whole state into its state keeper before a version is announced.
+
+The ranks of one trainer form a torch.distributed group (gloo on CPU). The learner runs in a thread of its own. Rank 0 snapshots and publishes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..core.roles import Phase
+from ..errors import WeightsError
+from ..rl.models import load_tokenizer, resolve_model
+from ..rl.tasks import make_task
+from ..rl.trajectory import Trajectory
+from ..transport.manifest import copy_into, layout
+from .role import Role
+from .state_keeper import Snapshot, map_slot
+
+_PROBE_TOKENS = 64
+
+
+class Trainer(Role):
+    async def on_open(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
+        self._marks = 0
+        self._phase_seconds: dict[str, float] = {}
+        self._phase_since = time.monotonic()
+
+    async def rendezvous(self) -> str:
+        """``host:port`` at which rank 0 will wait for the other ranks."""
+        with socket.socket() as probe:
+            probe.bind((self.spec.ip, 0))
+            return f"{self.spec.ip}:{probe.getsockname()[1]}"
+
+    async def prepare(self, rendezvous: str) -> None:
+        """Load the model, meet the other ranks, and publish version 0."""
+        await self._in_thread(self._build, rendezvous)
+        if self.role.index == 0:
+            self._keeper = await self.peer("state_keeper-0")
+        await self._snapshot(step=0, batch=0, consumed=[])
+        self._enter(Phase.WAITING_BATCH)
+
+    def _build(self, rendezvous: str) -> None:
+        import torch
+
+        from ..rl.learner import Learner
+
+        world = self.config.trainer_ranks
+        cuda = torch.cuda.is_available()
+        if world > 1:
+            import torch.distributed as dist
+
+            dist.init_process_group("nccl" if cuda else "gloo", init_method=f"tcp://{rendezvous}", rank=self.role.index, world_size=world,
+                                    timeout=timedelta(seconds=self.deadlines.train_step))
+        self._learner = Learner(resolve_model(self.config.model), self.config.grpo, seed=self.config.seed, rank=self.role.index, world_size=world,
+                                device="cuda" if cuda else "cpu", temperature=self.config.sampling.temperature)
+        task = make_task(self.config.task, self.config.task_options, seed=self.config.seed)
+        self._probe = task.encode(load_tokenizer(self.config.model), task.prompts("train", 0, 1)[0])[:_PROBE_TOKENS]
+
+    async def train(self, step: int, batch: int) -> dict[str, Any]:
+        """One optimizer step on the finished trajectories of ``batch``: metrics, seconds by phase, and what was published (rank 0)."""
+        journal = await self.peer("request_manager")
+        self.page.step = step
+        bodies = await journal.call("batch", batch, deadline=self.deadlines.call)
+        trajectories = [msgspec.msgpack.decode(body, type=Trajectory) for body in bodies]
+        metrics = await self._in_thread(self._learner.train_step, trajectories, self._enter, self._mark)
+        published = await self._snapshot(step=step, batch=batch, consumed=[t.id for t in trajectories])
+        self._enter(Phase.WAITING_BATCH)
+        seconds, self._phase_seconds = self._phase_seconds, {}
+        return {"metrics": metrics, "phase_seconds": seconds, "published": published}
+
+    async def save_pretrained(self, path: str) -> None:
+        await self._in_thread(self._learner.save_pretrained, path)
+
+    async def _snapshot(self, *, step: int, batch: int, consumed: list[int]) -> dict[str, Any]:
+        """Fill the keeper's free slot, have it committed and announced. The trainer's state is outside the trainer when this returns.
+
+        All ranks gather the state together; rank 0 hands it over and returns what was published.
+        """
+        self._enter(Phase.SNAPSHOT)
+        weights, state, probe = await self._in_thread(self._collect_state)
+        if self.role.index > 0:
+            return {}
+        if step == 0:
+            self._layout = layout(weights)
+            room = len(state) + 3 * self._layout.nbytes + (1 << 20)  # AdamW's two moments come with the first step
+            slots = await self._keeper.call("allocate", self._layout.nbytes, room, deadline=self.deadlines.call)
+            self._slots = [(slot, map_slot(slot.path)) for slot in slots]
+        number = await self._keeper.call("free_slot", deadline=self.deadlines.call)
+        await self._in_thread(self._fill, number, weights, state)
+        self._enter(Phase.PUBLISH)
+        snapshot = Snapshot(step=step, batch=batch, consumed=consumed, slot=number, tensors=self._layout.tensors, state_length=len(state),
+                            probe_tokens=self._probe, probe_logprobs=probe)
+        published = await self._keeper.call("commit", snapshot, deadline=self.deadlines.call)
+        self.page.version = step
+        return published
+
+    def _collect_state(self) -> tuple[dict[str, Any], bytes, list[float]]:
+        return self._learner.weights(), self._learner.recovery_state(), self._learner.probe(self._probe)
+
+    def _fill(self, number: int, weights: dict[str, Any], state: bytes) -> None:
+        slot, array = self._slots[number]
+        if len(state) > slot.state_bytes:
+            raise WeightsError(f"recovery state of {len(state)} bytes: the slot has room for {slot.state_bytes}")
+        copy_into(self._layout, weights, array[: slot.weights_bytes])
+        array[slot.weights_bytes : slot.weights_bytes + len(state)] = np.frombuffer(state, np.uint8)
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    def _enter(self, phase: Phase) -> None:
+        now = time.monotonic()
+        old = self.page.phase.value
+        self._phase_seconds[old] = self._phase_seconds.get(old, 0.0) + now - self._phase_since
+        self._phase_since = now
+        self.page.phase = phase
+
+    def _mark(self, done: int, total: int) -> None:
+        self._marks += 1
+        self.page.update(progress=self._marks, pending=total - done)

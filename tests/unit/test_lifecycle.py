@@ -1,0 +1,130 @@
+"""The supervisor's decisions on a log that is made up entry by entry."""
+
+from __future__ import annotations
+
+import pytest
+
+from robustrl.core import events as ev
+from robustrl.core.lifecycle import Lifecycle
+
+
+class Log:
+    """Feeds a Lifecycle, its own decisions included, as the live supervisor does."""
+
+    def __init__(self, steps: int = 2, evaluation_prompts: int = 8) -> None:
+        self.entries: list[ev.Entry] = []
+        self.lifecycle = Lifecycle()
+        config = {"steps": steps, "evaluation_prompts": evaluation_prompts}
+        self.add(ev.RunStarted(schema=1, run="r", name="n", wall=0.0, host_pid=1, config=config, machine={}))
+
+    def add(self, event: ev.Event) -> list[ev.Event]:
+        self._feed(event)
+        due = self.lifecycle.decide()
+        for decision in due:
+            self._feed(decision)
+        return due
+
+    def _feed(self, event: ev.Event) -> None:
+        entry = ev.Entry(len(self.entries) + 1, float(len(self.entries)), "host", 1, len(self.entries) + 1, 0.0, event)
+        self.entries.append(entry)
+        self.lifecycle.feed(entry)
+
+    def start(self, role: str, incarnation: int = 1) -> list[ev.Event]:
+        self.add(ev.RoleStarted(role=role, incarnation=incarnation, node="node-0", pid=7, start_ticks=1))
+        return self.add(ev.RoleReady(role=role, incarnation=incarnation, seconds=1.0))
+
+    def committed(self, role: str, version: int = 0, incarnation: int = 1) -> list[ev.Event]:
+        return self.add(ev.PullCommitted(source="state_keeper-0", target=role, incarnation=incarnation, version=version, digest="d", bytes=1, seconds=0.1,
+                                         commit_seconds=0.1, transport="tcp", lag=1, probe_gap=0.0, address=""))
+
+    def step(self, step: int) -> list[ev.Event]:
+        return self.add(ev.OptimizerStepCommitted(step=step, version=step, digest="d", snapshot_digest="s", consumed=[], batch=step, bytes=1,
+                                                  holder="state_keeper-0", incarnation=1))
+
+    def evaluated(self, version: int) -> list[ev.Event]:
+        return self.add(ev.EvaluationDone(version=version, prompts=8, accuracy=0.5, samples=[]))
+
+
+def states(events: list[ev.Event]) -> list[tuple[str, str, str]]:
+    return [(e.role, e.old, e.new) for e in events if isinstance(e, ev.RoleStateChanged)]
+
+
+def test_a_rollout_is_stale_until_it_committed_a_version() -> None:
+    log = Log()
+    assert states(log.start("rollout-0")) == [("rollout-0", "starting", "stale")]
+    assert states(log.committed("rollout-0")) == [("rollout-0", "stale", "healthy")]
+    assert log.committed("rollout-0", 1) == []
+
+
+def test_other_roles_are_healthy_when_ready() -> None:
+    assert states(Log().start("trainer-0")) == [("trainer-0", "starting", "healthy")]
+
+
+@pytest.mark.parametrize("phase", ["decode", ""])
+def test_a_death_fails_the_role_and_ends_the_job_with_its_reason(phase: str) -> None:
+    log = Log()
+    log.start("rollout-1")
+    if phase:
+        log.add(ev.RoleSample(role="rollout-1", incarnation=1, phase=phase, progress=0, pending=0, step=0, version=0, loop_age=0.0, cpu=0.0))
+    changed, end = log.add(ev.ProcessExited(role="rollout-1", incarnation=1, pid=7, cause="pidfd", last_lines=["boom"]))
+    assert states([changed]) == [("rollout-1", "stale", "failed")]
+    assert end.status == "failed"
+    assert "rollout-1" in end.reason and "boom" in end.reason and (phase or "while starting") in end.reason
+    assert log.step(1) == [], "after the end nothing more is decided"
+
+
+def test_a_late_word_of_an_earlier_life_changes_nothing() -> None:
+    log = Log()
+    log.start("rollout-0", incarnation=2)
+    assert log.add(ev.ProcessExited(role="rollout-0", incarnation=1, pid=3, cause="pidfd", last_lines=[])) == []
+    assert log.committed("rollout-0", incarnation=1) == []
+
+
+def test_a_lost_node_fails_every_role_on_it() -> None:
+    log = Log()
+    log.start("trainer-0")
+    log.start("state_keeper-0")
+    due = log.add(ev.NodeLost(node="node-0", reason="raylet exited"))
+    assert [new for _, _, new in states(due)] == ["failed", "failed"]
+    assert due[-1].status == "failed" and "node-0" in due[-1].reason
+
+
+def test_a_refused_version_ends_the_job_and_names_the_gap() -> None:
+    log = Log()
+    log.start("rollout-0")
+    [end] = log.add(ev.VersionRefused(role="rollout-0", incarnation=1, version=3, probe_gap=0.6, limit=0.001))
+    assert end.status == "failed" and "version 3" in end.reason and "0.6" in end.reason
+
+
+def test_done_needs_every_step_and_the_last_evaluation() -> None:
+    log = Log(steps=2)
+    assert log.evaluated(0) == [] and log.step(1) == [] and log.step(2) == []
+    [end] = log.evaluated(2)
+    assert end.status == "done"
+
+
+def test_done_without_evaluations_needs_only_the_steps() -> None:
+    log = Log(steps=1, evaluation_prompts=0)
+    [end] = log.step(1)
+    assert end.status == "done"
+
+
+def test_a_restarted_supervisor_decides_nothing_twice() -> None:
+    log = Log()
+    log.start("rollout-0")
+    log.committed("rollout-0")
+    log.start("trainer-0")
+    second = Lifecycle()
+    for entry in log.entries:
+        second.feed(entry)
+    assert second.decide() == []
+
+
+def test_a_restarted_supervisor_makes_up_for_what_the_first_did_not_say() -> None:
+    log = Log()
+    log.start("trainer-0")
+    second = Lifecycle()
+    for entry in log.entries:
+        if not isinstance(entry.event, ev.RoleStateChanged):
+            second.feed(entry)
+    assert states(second.decide()) == [("trainer-0", "starting", "healthy")]
