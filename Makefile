@@ -29,9 +29,9 @@ $(STAMP): requirements-cpu.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
 		echo "$(PYTHON) cannot create virtual environments (Debian and Ubuntu: install python3-venv)" >&2; exit 1; }
 	@start=$$SECONDS; echo "== installing the locked packages into .venv"; \
-	$(BIN)/python -m pip install --quiet --no-deps -r requirements-cpu.lock || { \
+	$(BIN)/python -m pip install -qq --no-deps -r requirements-cpu.lock || { \
 		echo "Hint: README, 'Installing', says where the CPU build of torch comes from." >&2; exit 1; }; \
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .; \
+	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .; \
 	echo "== installed: $$((SECONDS - start)) s"
 	@$(BIN)/python -c 'import torch; raise SystemExit(torch.version.cuda is not None and not torch.cuda.is_available())' || { \
 		echo "pip brought a CUDA build of torch, and there is no GPU here. README, 'Installing', says where the CPU build comes from." >&2; exit 1; }

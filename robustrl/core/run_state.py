@@ -134,6 +134,7 @@ class RunState:
     """Host times of the first and the last entry."""
     ended: float | None = None
     _unmarked: dict[int, list[int]] = field(default_factory=dict)
+    """Step -> trajectories that its committed state names and that are not marked consumed yet."""
     _rates: dict[str, deque[tuple[float, int]]] = field(default_factory=dict)
     _generating: tuple[float, float] | None = None
 
@@ -179,6 +180,23 @@ class RunState:
         first, last = self._generating or (0.0, 0.0)
         return sum(self.tokens.values()) / (last - first) if last > first else 0.0
 
+    def closing(self, reason: str) -> list[ev.Event]:
+        """What the host must record between the end of the last role and the closing record, so that no account stays open.
+
+        Trajectories of a committed step that nobody marked any more are consumed, all others in flight are dropped; roles that did not
+        fail are stopped.
+        """
+        late = {step: ids for step, ids in self._unmarked.items() if ids}
+        consumed = {i for ids in late.values() for i in ids}
+        left = [i for i in self.ledger.open_ids() if i not in consumed]
+        events: list[ev.Event] = [ev.TrajectoriesConsumed(step=step, ids=ids) for step, ids in late.items()]
+        if left:
+            events.append(ev.TrajectoriesDropped(ids=left, reason=reason))
+        for role, view in self.roles.items():
+            if (old := view.state) not in (RoleState.FAILED, RoleState.STOPPED):
+                events.append(ev.RoleStateChanged(role=role, incarnation=view.incarnation, old=old, new=RoleState.STOPPED, reason=reason))
+        return events
+
     def apply(self, entry: ev.Entry) -> None:
         """Takes the next entry in. Raises ValueError for one out of sequence, an unknown role, an illegal transition or ledger move."""
         if self.seq and entry.seq != self.seq + 1:
@@ -201,6 +219,7 @@ class RunState:
                 self.finished += len(event.ids)
             case ev.TrajectoriesConsumed():
                 self.ledger.consume(event.ids)
+                self._unmarked[event.step] = []
                 self._unmarked.pop(event.step, None)
             case ev.TrajectoriesDropped():
                 self.ledger.drop(event.ids, event.reason)
@@ -228,6 +247,7 @@ class RunState:
                 if event.consumed:
                     self._unmarked[event.step] = event.consumed
                 self.step_times[event.step] = entry.t
+                self._unmarked.setdefault(event.step, event.consumed)
             case ev.StepMetrics():
                 phases = {f"seconds_{phase}": seconds for phase, seconds in event.phase_seconds.items()}
                 self.metrics.append({"step": event.step, "t": entry.t - self.t0, **event.values, **phases})
