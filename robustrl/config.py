@@ -122,7 +122,8 @@ _LEAST_NODES = {"lab": 3, "class": 1}
 _AT_LEAST: dict[str, float] = {
     "steps": 1, "seed": 0, "prompts_per_step": 1, "samples_per_prompt": 2, "staleness": 0, "rollouts": 1, "trainer_ranks": 1,
     "agent_workers": 1, "evaluation_prompts": 0, "evaluation_every": 0, "rollout_concurrency": 1, "object_store_mb": 75,
-    "grpo.warmup_steps": 0, "grpo.importance_cap": 1, "grpo.kl_coefficient": 0, "grpo.weight_decay": 0, "grpo.micro_batch": 1, "sampling.max_tokens": 1,
+    "grpo.warmup_steps": 0, "grpo.importance_cap": 1, "grpo.kl_coefficient": 0, "grpo.weight_decay": 0, "grpo.micro_batch": 1,
+    "sampling.max_tokens": 1,
 }
 _ABOVE_ZERO = ("probe_limit", "grpo.learning_rate", "grpo.clip", "grpo.max_grad_norm", "sampling.temperature", "sampling.top_p",
                *(f"deadlines.{field}" for field in Deadlines.__struct_fields__))
@@ -209,8 +210,8 @@ def check_machine(config: JobConfig, available: tuple[int, str] | None = None) -
         needs = memory_needed(config)
         if needs > free:
             raise ConfigError("memory", f"{free / _GIB:.1f} GiB", f"about {needs / _GIB:.1f} GiB are needed for {config.nodes} nodes, "
-                              f"{config.rollouts} {config.engine} rollouts and {config.trainer_ranks} trainer ranks (bound: {bound}); fewer "
-                              "rollouts or nodes, engine='torch' or profile='class' need less")
+                              f"{config.rollouts} {config.engine} rollouts and {config.trainer_ranks} trainer ranks (bound: {bound}); "
+                              "fewer rollouts or nodes, engine='torch' or profile='class' need less")
 
 
 def memory_needed(config: JobConfig) -> int:

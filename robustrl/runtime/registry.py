@@ -47,6 +47,17 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
         return is_alive(self.host_pid, self.host_ticks)
 
 
+class HostFile(msgspec.Struct, frozen=True, kw_only=True):
+    """``job.json`` in the run directory: what the launcher leaves for the host besides the configuration."""
+
+    run: str
+    owner_pid: int
+    owner_ticks: int
+    keep_alive: bool
+    replaces: str | None = None
+    """Run id of an older job of this name and owner that is being replaced."""
+
+
 def root() -> Path:
     """This user's folder for all runs, made if needed. Raises RobustRLError where somebody else holds its name."""
     path = Path(os.environ.get(TMP_VARIABLE) or f"/tmp/robustrl-{os.getuid()}")
@@ -92,13 +103,13 @@ def remove_folders(run: str) -> None:
 def claim(entry: JobEntry, replaces: str | None = None) -> None:
     """Enter a job. Raises ConfigError, naming its owner, if a live job other than the run ``replaces`` has the name."""
     with locked():
-        check_name(entry.name, replaces)
+        check_name(entry.name, entry.run, replaces)
         write(entry)
 
 
-def check_name(name: str, replaces: str | None = None) -> None:
-    """Raises ConfigError unless no live job has this name, the run ``replaces`` aside."""
-    if (other := find(name)) and other.run != replaces:
+def check_name(name: str, *allowed: str | None) -> None:
+    """Raises ConfigError unless no live job has this name, those with an ``allowed`` run id aside."""
+    if (other := find(name)) and other.run not in allowed:
         owner = f"owned by process {other.owner_pid}" if is_alive(other.owner_pid, other.owner_ticks) else "whose owner has ended"
         raise ConfigError("name", name, f"in use by the live run {other.run} (host {other.host_pid}), {owner}: "
                           f"robustrl.attach({name!r}) connects to it, `robustrl stop {name}` ends it, or choose another name")

@@ -1,0 +1,412 @@
+"""`Job`: the handle that a notebook holds on a job, which lives in processes of its own.
+
+A private thread follows the job's log. Everything shown is read from that log; commands go to the host. Every wait has a deadline;
+interrupting one, or losing the handle, leaves the job running. Left out: starting a job (launching.py), and what becomes of a command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from .config import JobConfig
+from .core import events as ev
+from .core.run_state import RoleView, RunState
+from .errors import HostGone, JobFailed, RobustRLError, WaitTimeout
+from .runtime import registry, wire
+from .runtime.registry import JobEntry
+from .tables import Events, Table, trajectories
+
+_POLL = 0.1
+"""Seconds between two looks where nothing can wake us: for a socket to appear, a process to end."""
+_SWEEP = 15.0
+"""Seconds in which everything of a run is gone after its host."""
+_CONNECT = 10.0
+_LOG_LINES = 20
+
+
+class Job:
+    """See `launch` and `attach`. As a context manager, also an async one, it stops the job at the end of the block if it still runs."""
+
+    def __init__(self, entry: JobEntry, process: subprocess.Popen[bytes] | None = None) -> None:
+        self.name, self.run, self.run_dir = entry.name, entry.run, Path(entry.run_dir)
+        self.config = msgspec.json.decode((self.run_dir / "config.json").read_bytes(), type=JobConfig)
+        self.aio = AsyncJob(self)
+        """The same verbs for an asyncio program: ``await job.aio.wait(step=10)``."""
+        self._entry, self._process = entry, process
+        self._state, self._entries = RunState(), Events()
+        self._changed = threading.Condition()
+        self._client: wire.HostClient | None = None
+        self._lost: RobustRLError | None = None
+        """Why the log has no closing record although the host is gone."""
+        threading.Thread(target=self._follow, name=f"robustrl-job {self.run}", daemon=True).start()
+
+    # -- what there is to see --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> str:
+        """starting, running, paused, done, stopped or failed."""
+        return "failed" if self._lost else self._state.status
+
+    @property
+    def reason(self) -> str:
+        """Why it ended; empty before."""
+        return str(self._lost) if self._lost else self._state.reason if self.over else ""
+
+    @property
+    def over(self) -> bool:
+        return self._lost is not None or self._state.over
+
+    @property
+    def step(self) -> int:
+        """Last committed optimizer step."""
+        return self._state.step
+
+    @property
+    def roles(self) -> Roles:
+        """Handles by role name, e.g. ``job.roles["rollout-1"]``."""
+        self._check_started()
+        return Roles(self)
+
+    @property
+    def events(self) -> Events:
+        """The log so far, typed, in order."""
+        with self._changed:
+            return Events(self._entries)
+
+    @property
+    def metrics(self) -> Table:
+        """A row per optimizer step: reward, accuracy, losses, and seconds per trainer phase."""
+        self._check_started()
+        with self._changed:
+            return Table(dict(row) for row in self._state.metrics)
+
+    @property
+    def trajectories(self) -> Table:
+        self._check_started()
+        return trajectories(self.events)
+
+    @property
+    def evaluations(self) -> Table:
+        """A row per evaluation on the held-out prompts: version, prompts, accuracy and a few samples."""
+        self._check_started()
+        with self._changed:
+            return Table(msgspec.structs.asdict(done) for done in self._state.evaluations)
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of ``summary.json``, as far as the job has come."""
+        from .summary import summary_of
+
+        return summary_of(self.events)
+
+    # -- verbs -----------------------------------------------------------------------------------------------------------------------------
+
+    def wait(self, step: int | None = None, timeout: float | None = None) -> Self:
+        """Until that optimizer step is committed, or the job has ended. ``timeout``: seconds; None: what the configured deadlines allow.
+
+        Raises JobFailed if the job failed, or ended before ``step``; WaitTimeout. Ctrl-C ends the wait, not the job.
+        """
+        timeout = self._patience() if timeout is None else timeout
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._reached(step), timeout)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"the wait ended, job {self.name!r} goes on: job.wait() waits again, job.stop() ends it") from None
+        return self._waited(step, timeout)
+
+    def pause(self, timeout: float | None = None) -> None:
+        """Hold the job between two optimizer steps. Raises WaitTimeout, HostGone."""
+        self._call("pause", timeout)
+
+    def resume(self, timeout: float | None = None) -> None:
+        self._call("resume", timeout)
+
+    def save_pretrained(self, path: str | Path, timeout: float | None = None) -> Path:
+        """Write model and tokenizer of the newest version as transformers reads them, also after the end of the job. Returns the folder."""
+        target = Path(path).expanduser().absolute()
+        if not self._copied_model(target):
+            self._call("save_pretrained", timeout, path=str(target))
+        return target
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """End the job and wait until its host has removed everything. A host that does not end within ``timeout`` seconds is killed, with a
+        warning; its reaper then removes what is left.
+        """
+        try:
+            if not self.over:
+                self._call("stop", timeout, reason="job.stop()")
+        except RobustRLError:
+            pass  # gone already, or stuck: the next lines deal with either
+        if not self._host_gone(timeout):
+            self._kill_host(timeout)
+            self._host_gone(_SWEEP)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        from .display import html_job
+
+        with self._changed:
+            return {"text/plain": repr(self), "text/html": html_job(self._state, self.status, self.reason, str(self.run_dir))}
+
+    def __repr__(self) -> str:
+        reason = f" ({self.reason.splitlines()[0]})" if self.reason else ""
+        progress = f"step {self.step}/{self.config.steps}, {len(self._state.roles)} roles"
+        return f"<Job {self.name!r} {self.status}{reason}, {progress}, {self.run_dir}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aio.stop()
+
+    # -- waiting ---------------------------------------------------------------------------------------------------------------------------
+
+    def _patience(self) -> float:
+        limits = self.config.deadlines
+        longest = limits.cluster_start + limits.role_start + limits.stop + self.config.steps * (limits.train_step + limits.generation)
+        return min(longest, threading.TIMEOUT_MAX)
+
+    def _reached(self, step: int | None) -> bool:
+        return self.over or (step is not None and self.step >= step)
+
+    def _waited(self, step: int | None, timeout: float) -> Self:
+        if step is not None and self.step >= step:
+            return self
+        if not self.over:
+            goal = "the end" if step is None else f"step {step}"
+            raise WaitTimeout(f"job {self.name!r}: {goal} not reached within {timeout:g} s; it is {self.status}, at step {self.step} of "
+                              f"{self.config.steps}, and goes on")
+        if self._lost:
+            raise self._lost
+        if self.status == "failed" or step is not None:
+            goal = f" before step {step}, at step {self.step}" if step is not None else ""
+            raise JobFailed(f"job {self.name!r} {self.status}{goal}: {self.reason}\nlogs: {self.run_dir / 'logs'}")
+        return self
+
+    def _check_started(self) -> None:
+        """A job that failed before its first role started has nothing to show but the reason."""
+        if self.status == "failed" and not self._state.roles:
+            self._waited(None, 0.0)
+
+    def _client_now(self) -> wire.HostClient:
+        with self._changed:
+            if self._client is None and not self.over:
+                self._changed.wait_for(lambda: self._client or self.over, _CONNECT)
+            if self._client is None:
+                self._waited(None, _CONNECT)  # raises for a failed or silent host
+                raise HostGone(f"job {self.name!r} has ended ({self.status}): {self.reason}")
+            return self._client
+
+    def _call(self, verb: str, timeout: float | None, **args: Any) -> Any:
+        return self._client_now().call(verb, self.config.deadlines.call if timeout is None else timeout, **args)
+
+    def _copied_model(self, target: Path) -> bool:
+        """Whether the model that the host saved at the end of the job is now at ``target``."""
+        source = self.run_dir / "model"
+        if not self.over or not source.is_dir():
+            return False
+        shutil.copytree(source, target, dirs_exist_ok=True)
+        return True
+
+    def _host_gone(self, timeout: float) -> bool:
+        gone = registry.wait_gone(self._entry.host_pid, self._entry.host_ticks, timeout)
+        if gone and self._process:
+            self._process.wait(_CONNECT)  # a zombie until then
+        return gone
+
+    def _kill_host(self, timeout: float) -> None:
+        warnings.warn(f"the host of job {self.name!r} did not end within {timeout:g} s and was killed", RuntimeWarning, stacklevel=3)
+        kill_host(self._entry)
+
+    # -- following the log, on a private thread --------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        while self._entry.alive and not self._state.over:
+            gone = threading.Event()
+            try:
+                client = wire.HostClient(self._entry.address, self._entry.token, on_disconnect=gone.set)
+                client.subscribe(self._take, after=self._state.seq)
+            except HostGone:  # not listening yet, or no longer
+                time.sleep(_POLL)
+                continue
+            self._set_client(client)
+            gone.wait()
+            self._set_client(None)
+        if not self._state.over:
+            self._read_rest()
+        if self._process:
+            self._process.poll()
+
+    def _set_client(self, client: wire.HostClient | None) -> None:
+        with self._changed:
+            self._client = client
+            self._changed.notify_all()
+
+    def _take(self, lines: list[bytes]) -> None:
+        self._apply([ev.entry_decoder.decode(line) for line in lines])
+
+    def _apply(self, entries: list[ev.Entry]) -> None:
+        with self._changed:
+            for entry in entries:
+                self._entries.append(entry)
+                try:
+                    self._state.apply(entry)
+                except ValueError as error:  # shown, not fatal to the one who looks on: `robustrl audit` is the judge
+                    self._state.warnings.append((entry.t, f"entry {entry.seq} of the log is not possible: {error}"))
+            self._changed.notify_all()
+
+    def _read_rest(self) -> None:
+        """The host is gone without its last word having arrived: the file has it, or there is none."""
+        from .runtime.event_log import read_log
+
+        path, lost = self.run_dir / "events.jsonl", None
+        if path.exists():
+            try:
+                self._apply([entry for entry in read_log(path, live=True) if entry.seq > self._state.seq])
+            except RobustRLError as error:
+                lost = error
+        if not self._state.over:
+            with self._changed:
+                self._lost = lost or self._last_word()
+                self._changed.notify_all()
+
+    def _last_word(self) -> RobustRLError:
+        path = self.run_dir / "host-error.json"
+        if path.exists():
+            return msgspec.json.decode(path.read_bytes(), type=wire.Failure).error()
+        lines = _tail(self.run_dir / "logs" / "host.log", _LOG_LINES)
+        text = "".join(f"\n  | {line}" for line in lines)
+        return JobFailed(f"job {self.name!r} failed: its host (process {self._entry.host_pid}) ended without a closing record{text}")
+
+
+class AsyncJob:
+    """The verbs of a job for code that runs on an asyncio loop; each can be cancelled, and none blocks the loop."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    async def wait(self, step: int | None = None, timeout: float | None = None) -> Job:
+        """As `Job.wait`."""
+        job = self._job
+        timeout = job._patience() if timeout is None else timeout
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while not job._reached(step):
+                    await asyncio.sleep(_POLL)
+        return job._waited(step, timeout)
+
+    async def pause(self, timeout: float | None = None) -> None:
+        await asyncio.to_thread(self._job.pause, timeout)
+
+    async def resume(self, timeout: float | None = None) -> None:
+        await asyncio.to_thread(self._job.resume, timeout)
+
+    async def save_pretrained(self, path: str | Path, timeout: float | None = None) -> Path:
+        return await asyncio.to_thread(self._job.save_pretrained, path, timeout)
+
+    async def stop(self, timeout: float = 30.0) -> None:
+        await asyncio.to_thread(self._job.stop, timeout)
+
+
+class RoleHandle:
+    """One role of a job, whatever life it is in; what it shows is as fresh as the log."""
+
+    def __init__(self, job: Job, name: str) -> None:
+        self._job, self.name = job, name
+
+    @property
+    def _view(self) -> RoleView:
+        return self._job._state.roles[self.name]
+
+    @property
+    def state(self) -> str:
+        return str(self._view.state)
+
+    @property
+    def phase(self) -> str:
+        """Empty before its first sample."""
+        return self._view.phase
+
+    @property
+    def incarnation(self) -> int:
+        return self._view.incarnation
+
+    @property
+    def version(self) -> int:
+        """Weight version it works with; -1: none."""
+        return self._view.version
+
+    @property
+    def node(self) -> str:
+        return self._view.node
+
+    @property
+    def pid(self) -> int:
+        return self._view.pid
+
+    @property
+    def progress(self) -> int:
+        """Trainer: micro-batches done; rollout: tokens generated; others: requests handled."""
+        return self._view.progress
+
+    def logs(self, lines: int = 50) -> list[str]:
+        """Last lines of the log of its present life."""
+        if not self._job.over:
+            with contextlib.suppress(HostGone):  # it ends just now: the file is there
+                found: list[str] = self._job._call("logs", None, role=self.name, lines=lines)
+                return found
+        return _tail(self._job.run_dir / "logs" / f"{self.name}.{self.incarnation}.log", lines)
+
+    def __repr__(self) -> str:
+        return (f"<{self.name} {self.state}, {self.phase or 'no phase yet'}, version {self.version}, incarnation {self.incarnation}, "
+                f"{self.node}, pid {self.pid}>")
+
+
+class Roles(Mapping[str, RoleHandle]):
+    """The roles that have been started so far, by name."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __getitem__(self, name: str) -> RoleHandle:
+        if name not in self._job._state.roles:
+            raise KeyError(f"{name!r}: this job has {', '.join(self) or 'no roles yet'}")
+        return RoleHandle(self._job, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._job._state.roles))
+
+    def __len__(self) -> int:
+        return len(self._job._state.roles)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self.values())) or "<no roles yet>"
+
+
+def kill_host(entry: JobEntry) -> None:
+    if entry.alive:
+        os.kill(entry.host_pid, signal.SIGKILL)
+
+
+def _tail(path: Path, lines: int) -> list[str]:
+    return path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else []

@@ -1,0 +1,150 @@
+"""`launch` and `attach`: how a job gets its run directory, its name and its host process, and a kernel its handle.
+
+Promised: `launch` returns within a second and either raises, or leaves one host process that knows all it needs from the run directory. Two
+live jobs never have the same name. Left out: anything that needs a heavy import or the network; the host checks that before a role starts.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from . import config as configuration
+from .config import JobConfig
+from .errors import ConfigError, HostGone, MissingExtra, WaitTimeout
+from .job import Job, kill_host
+from .runtime import machine, registry, wire
+from .runtime.registry import JobEntry
+
+_HOST = ("-m", "robustrl.runtime.host")
+_STOP_CALL = 10.0
+_POLL = 0.1
+
+
+def launch(config: JobConfig | None = None, *, reward: Callable[..., list[float]] | str | None = None, **settings: Any) -> Job:
+    """Start a job and return its handle, within a second; the job starts up in the background.
+
+    Settings are those of JobConfig, by name, or one JobConfig. ``reward``: a function with TRL's signature, or ``module:function``. An
+    earlier job of this process with the same name is replaced in the background; with ``address=`` a live job with an equal configuration
+    is attached to. Raises ConfigError or MissingExtra for what can be seen without heavy imports or the network; the rest raises from
+    the first wait or access.
+    """
+    if config is not None and settings:
+        raise ConfigError("settings", sorted(settings), "give one JobConfig or settings by name, not both")
+    given = msgspec.structs.asdict(config) if config is not None else settings
+    pickled = _pickle(reward) if callable(reward) else None
+    config = configuration.make_config(given | ({"reward": reward} if isinstance(reward, str) else {}))
+    configuration.check(config)
+    configuration.check_machine(config)
+    with registry.locked():
+        live = registry.find(config.name)
+        mine = live is not None and (live.owner_pid, live.owner_ticks) == _me()
+        if live and config.address is not None and _same_job(live, config, pickled):
+            return Job(live)
+        registry.check_name(config.name, live.run if live and mine else None)
+        job = _start(config, pickled, live.run if live and mine else None)
+    if live:
+        threading.Thread(target=_end_replaced, args=(live, job.run), name=f"robustrl-replace {live.run}", daemon=True).start()
+    return job
+
+
+def attach(name: str) -> Job:
+    """A handle on this user's live job of that name, from any process. Raises ConfigError that names the jobs there are."""
+    if entry := registry.find(name):
+        return Job(entry)
+    names = ", ".join(sorted(entry.name for entry in registry.live_jobs())) or "none"
+    raise ConfigError("name", name, f"no live job has this name on this machine; there are: {names}")
+
+
+def _me() -> tuple[int, int]:
+    return os.getpid(), machine.start_ticks(os.getpid()) or 0
+
+
+def _start(config: JobConfig, pickled: bytes | None, replaces: str | None) -> Job:
+    run = registry.new_run_id(config.name)
+    address = f"unix:{registry.socket_path(run)}"
+    folder = Path(config.run_dir).expanduser().absolute() / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}-{run[-6:]}"
+    pid, ticks = _me()
+    try:
+        (folder / "logs").mkdir(parents=True)
+        if pickled is not None:
+            _write_private(folder / "reward.pkl", pickled)
+            config = msgspec.structs.replace(config, reward=str(folder / "reward.pkl"))
+        (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+        note = registry.HostFile(run=run, owner_pid=pid, owner_ticks=ticks, keep_alive=config.outlives_owner, replaces=replaces)
+        (folder / "job.json").write_bytes(msgspec.json.encode(note))
+        _point_latest(folder)
+        output = os.open(folder / "logs" / "host.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise ConfigError("run_dir", config.run_dir, f"cannot be written: {error}") from None
+    try:
+        process = subprocess.Popen(
+            [sys.executable, *_HOST, str(folder)], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True, env=os.environ | {registry.RUN_VARIABLE: run})
+    finally:
+        os.close(output)
+    entry = JobEntry(name=config.name, run=run, run_dir=str(folder), host_pid=process.pid, host_ticks=machine.start_ticks(process.pid) or 0,
+                     owner_pid=pid, owner_ticks=ticks, address=address)
+    registry.write(entry)
+    return Job(entry, process)
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+
+
+def _point_latest(folder: Path) -> None:
+    draft = folder.parent / f".latest-{folder.name}"
+    draft.symlink_to(folder.name)
+    draft.replace(folder.parent / "latest")
+
+
+def _pickle(function: Callable[..., Any]) -> bytes:
+    """By value, so that a function of a notebook or a local module reaches the job's processes. Raises ConfigError, MissingExtra."""
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise MissingExtra(f"a reward function needs cloudpickle ({error}): pip install 'robustrl[job]'") from error
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    by_value = module is not None and module.__name__ not in ("__main__", *cloudpickle.list_registry_pickle_by_value())
+    try:
+        if by_value:
+            cloudpickle.register_pickle_by_value(module)
+        pickled: bytes = cloudpickle.dumps(function)
+        return pickled
+    except Exception as error:  # whatever the function drags along may refuse in its own way
+        raise ConfigError("reward", function, f"cannot be sent to the job's processes: {error}") from error
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _same_job(live: JobEntry, config: JobConfig, pickled: bytes | None) -> bool:
+    folder = Path(live.run_dir)
+    other = msgspec.json.decode((folder / "config.json").read_bytes(), type=JobConfig)
+    stored = folder / "reward.pkl"
+    if (stored.read_bytes() if stored.exists() else None) != pickled:
+        return False
+    return msgspec.structs.replace(other, reward=None if pickled else other.reward) == config
+
+
+def _end_replaced(entry: JobEntry, successor: str, patience: float = 60.0) -> None:
+    deadline = time.monotonic() + patience
+    while entry.alive and time.monotonic() < deadline:
+        try:
+            client = wire.HostClient(entry.address, entry.token)
+            client.call("stop", _STOP_CALL, reason=f"replaced by {successor}")
+            client.close()
+            return
+        except (HostGone, WaitTimeout):  # it may not listen yet
+            time.sleep(_POLL)
+    kill_host(entry)

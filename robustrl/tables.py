@@ -1,0 +1,84 @@
+"""Tables that a notebook looks at, made from a run's log alone: lists of rows that turn into pandas frames when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from .core import events as ev
+from .errors import MissingExtra
+
+if TYPE_CHECKING:
+    import pandas
+
+_SHOWN = 20
+
+
+class Table(list[dict[str, Any]]):
+    """Rows by column name."""
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Raises MissingExtra without pandas."""
+        return _frame(self)
+
+    def _repr_html_(self) -> str:
+        from .display import html_table
+
+        return html_table(self[-_SHOWN:], len(self))
+
+
+class Events(list[ev.Entry]):
+    """Entries of the log, typed; ``to_pandas()`` has a column for each field of each type."""
+
+    def of(self, *kinds: type[ev.Event]) -> Events:
+        """Those whose event is of one of these types of `robustrl.core.events`."""
+        return Events(entry for entry in self if isinstance(entry.event, kinds))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """``seq``, ``t``, ``source``, ``incarnation``, ``at``, ``type``, then the events' own fields. Raises MissingExtra."""
+        rows = []
+        for entry in self:
+            fields = msgspec.to_builtins(entry.event)
+            kind = fields.pop("type")
+            rows.append({"seq": entry.seq, "t": entry.t, "source": entry.source, "incarnation": entry.incarnation, "at": entry.at,
+                         "type": kind} | fields)
+        return _frame(rows)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} events; .of(TYPE), .to_pandas()>"
+
+
+def trajectories(entries: Iterable[ev.Entry]) -> Table:
+    """A row per trajectory: id, batch, group, rollout, dispatch_version, prompt, text, reward, tokens, versions (runs of (version, count of
+    tokens)), tool_turns, end (``in flight``, ``consumed`` or ``dropped: REASON``) and the optimizer step that consumed it.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    for entry in entries:
+        match entry.event:
+            case ev.TrajectoriesStarted(batch=batch, group=group, ids=ids, rollout=rollout, version=version):
+                for number in ids:
+                    rows[number] = {"id": number, "batch": batch, "group": group, "rollout": rollout, "dispatch_version": version}
+                    rows[number] |= dict.fromkeys(("prompt", "text", "reward", "tokens", "versions", "tool_turns"))
+                    rows[number] |= {"end": "in flight", "step": None}
+            case ev.TrajectoriesFinished() as done:
+                columns = zip(done.ids, done.texts, done.rewards, done.tokens, done.versions, done.tool_turns, strict=True)
+                for number, text, reward, tokens, versions, turns in columns:
+                    rows[number] |= {"prompt": done.prompt, "text": text, "reward": reward, "tokens": tokens, "versions": versions,
+                                     "tool_turns": turns}
+            case ev.TrajectoriesConsumed(step=step, ids=ids):
+                for number in ids:
+                    rows[number] |= {"end": "consumed", "step": step}
+            case ev.TrajectoriesDropped(ids=ids, reason=reason):
+                for number in ids:
+                    rows[number]["end"] = f"dropped: {reason}"
+    return Table(rows.values())
+
+
+def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtra(f"to_pandas() needs pandas ({error}): pip install 'robustrl[job]'") from error
+    return pandas.DataFrame(rows)
