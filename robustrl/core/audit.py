@@ -129,7 +129,7 @@ def _config(log: _Log) -> _Found:
 
 
 def _closing(log: _Log) -> _Found:
-    """One closing record, at the very end; ``done`` needs the supervisor's verdict and every step that was asked for."""
+    """One closing record, at the very end; a run that is called done was decided to be."""
     if not log.entries or not isinstance(log.entries[-1].event, ev.RunEnded):
         yield log.end, "the log does not end with run_ended: the run goes on, or was cut off"
     for seq, _ in log.all(ev.RunEnded)[:-1]:
@@ -138,11 +138,8 @@ def _closing(log: _Log) -> _Found:
         yield decided[1][0], "the end was decided twice"
     if log.status not in ("", "done", "stopped", "failed"):
         yield log.end, f"status {log.status!r}: must be done, stopped or failed"
-    if log.status == "done":
-        if [event.status for _, event in decided] != ["done"]:
-            yield log.end, "the run is called done, but no verdict says so"
-        if (last := max(log.steps, default=0)) < log.config.steps:
-            yield log.end, f"the run is called done after step {last} of {log.config.steps}"
+    if log.status == "done" and [event.status for _, event in decided] != ["done"]:
+        yield log.end, "the run is called done, but no verdict says so"
 
 
 def _ledger(log: _Log) -> _Found:
@@ -186,7 +183,7 @@ def _finished(log: _Log) -> _Found:
 
 
 def _steps(log: _Log) -> _Found:
-    """Optimizer steps follow each other without gaps and are applied once; step b trains batch b and makes version b."""
+    """Optimizer steps follow each other without gaps, up to the last in a run called done; step b trains batch b and makes version b."""
     expected = 0
     for seq, event in log.all(ev.OptimizerStepCommitted):
         if event.step != expected:
@@ -198,6 +195,8 @@ def _steps(log: _Log) -> _Found:
             yield seq, f"step {event.step} of {log.config.steps}"
         if foreign := [i for i in event.consumed if log.batch_of.get(i) != event.batch]:
             yield seq, f"step {event.step} consumed trajectories that are not of batch {event.batch}: {_some(foreign)}"
+    if log.status == "done" and (last := max(log.steps, default=0)) < log.config.steps:
+        yield log.end, f"the run is called done after step {last} of {log.config.steps}"
 
 
 def _consumption(log: _Log) -> _Found:
@@ -365,9 +364,9 @@ RULES: dict[str, _Rule] = {
     "sequence": _sequence,
     "config": _config,
     "closing": _closing,
-    "steps": _steps,
     "ledger": _ledger,
     "finished": _finished,
+    "steps": _steps,
     "consumption": _consumption,
     "versions": _announced,
     "digest": _digest,

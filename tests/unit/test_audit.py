@@ -1,0 +1,191 @@
+"""The audit: a good log passes, and whatever a forger removes, doubles or alters is named by its rule, the chain computed anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_log import forge, made_log
+
+from robustrl.core import events as ev
+from robustrl.core.audit import RULES, audit
+
+replace = msgspec.structs.replace
+
+
+def first(entries: list[ev.Entry], kind: type, which: Callable[[msgspec.Struct], bool] = lambda event: True) -> int:
+    return next(i for i, entry in enumerate(entries) if isinstance(entry.event, kind) and which(entry.event))
+
+
+def rules(entries: list[ev.Entry]) -> list[str]:
+    return list(dict.fromkeys(finding.rule for finding in audit(entries)))
+
+
+def altered(entries: list[ev.Entry], kind: type, changes: dict, which: Callable = lambda event: True) -> list[ev.Entry]:
+    i = first(entries, kind, which)
+    changes = {name: value(getattr(entries[i].event, name)) if callable(value) else value for name, value in changes.items()}
+    return [*entries[:i], replace(entries[i], event=replace(entries[i].event, **changes)), *entries[i + 1 :]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=st.integers(1, 5),
+    prompts=st.integers(1, 3),
+    samples=st.integers(2, 3),
+    rollouts=st.integers(1, 3),
+    staleness=st.integers(0, 2),
+    status=st.sampled_from(["done", "stopped", "failed"]),
+    drop=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_a_good_log_passes(**shape) -> None:
+    entries = made_log(**shape)
+    assert audit(entries) == []
+    assert forge(entries) == entries, "the forger of these tests leaves no trace of its own"
+
+
+STEP_2 = lambda event: event.step == 2
+LATE = lambda event: event.version == 2
+
+REMOVED = [
+    (ev.RunStarted, None, "config"),
+    (ev.RunEnded, None, "closing"),
+    (ev.EndDecided, None, "closing"),
+    (ev.OptimizerStepCommitted, STEP_2, "steps"),
+    (ev.OptimizerStepCommitted, lambda event: event.step == 3, "steps"),
+    (ev.TrajectoriesStarted, None, "ledger"),
+    (ev.TrajectoriesConsumed, STEP_2, "ledger"),
+    (ev.TrajectoriesDropped, None, "ledger"),
+    (ev.TrajectoriesFinished, None, "finished"),
+    (ev.VersionAnnounced, LATE, "versions"),
+    (ev.PullCommitted, lambda event: event.version == 0, "staleness"),
+    (ev.StepMetrics, STEP_2, "metrics"),
+    (ev.RoleStarted, None, "roles"),
+    (ev.RoleReady, None, "roles"),
+    (ev.RoleStateChanged, lambda event: event.new == "stale", "roles"),
+]
+
+
+@pytest.mark.parametrize(("kind", "which", "rule"), REMOVED)
+def test_a_missing_event_is_named_by_its_rule(kind, which, rule) -> None:
+    entries = made_log(rollouts=1)
+    del entries[first(entries, kind, which or (lambda event: True))]
+    assert rules(forge(entries))[0] == rule
+
+
+DOUBLED = [
+    (ev.RunStarted, None, "config"),
+    (ev.EndDecided, None, "closing"),
+    (ev.RunEnded, None, "closing"),
+    (ev.OptimizerStepCommitted, STEP_2, "steps"),
+    (ev.TrajectoriesStarted, None, "ledger"),
+    (ev.TrajectoriesConsumed, STEP_2, "ledger"),
+    (ev.TrajectoriesDropped, None, "ledger"),
+    (ev.TrajectoriesFinished, None, "finished"),
+    (ev.VersionAnnounced, LATE, "versions"),
+    (ev.PullCommitted, LATE, "pulls"),
+    (ev.StepMetrics, STEP_2, "metrics"),
+    (ev.RoleStarted, None, "roles"),
+    (ev.RoleReady, None, "roles"),
+    (ev.RoleStateChanged, None, "roles"),
+]
+
+
+@pytest.mark.parametrize(("kind", "which", "rule"), DOUBLED)
+def test_a_doubled_event_is_named_by_its_rule(kind, which, rule) -> None:
+    entries = made_log()
+    i = first(entries, kind, which or (lambda event: True))
+    assert rules(forge([*entries[: i + 1], *entries[i:]]))[0] == rule
+
+
+ALTERED = [
+    (ev.RunStarted, {"schema": 99}, None, "schema"),
+    (ev.RunStarted, {"config": {"steps": "many"}}, None, "config"),
+    (ev.RunEnded, {"status": "splendid"}, None, "closing"),
+    (ev.EndDecided, {"status": "failed"}, None, "closing"),
+    (ev.RunStarted, {"config": lambda config: config | {"steps": 4}}, None, "steps"),
+    (ev.OptimizerStepCommitted, {"step": 3}, STEP_2, "steps"),
+    (ev.OptimizerStepCommitted, {"batch": 1}, STEP_2, "steps"),
+    (ev.OptimizerStepCommitted, {"version": 9}, STEP_2, "steps"),
+    (ev.OptimizerStepCommitted, {"consumed": lambda ids: [*ids, 1]}, STEP_2, "steps"),
+    (ev.OptimizerStepCommitted, {"consumed": lambda ids: ids[1:]}, STEP_2, "consumption"),
+    (ev.OptimizerStepCommitted, {"digest": "f" * 32}, STEP_2, "digest"),
+    (ev.TrajectoriesStarted, {"ids": lambda ids: [*ids[:-1], 9999]}, None, "ledger"),
+    (ev.TrajectoriesStarted, {"version": 7}, None, "staleness"),
+    (ev.TrajectoriesStarted, {"rollout": "rollout-9"}, None, "staleness"),
+    (ev.TrajectoriesConsumed, {"ids": lambda ids: ids[1:]}, STEP_2, "ledger"),
+    (ev.TrajectoriesConsumed, {"step": 9}, STEP_2, "consumption"),
+    (ev.TrajectoriesDropped, {"ids": [1]}, None, "ledger"),
+    (ev.TrajectoriesFinished, {"group": 5}, None, "finished"),
+    (ev.TrajectoriesFinished, {"rewards": lambda rewards: rewards[1:]}, None, "finished"),
+    (ev.TrajectoriesFinished, {"tokens": lambda tokens: [n + 1 for n in tokens]}, None, "staleness"),
+    (ev.TrajectoriesFinished, {"versions": lambda runs: [[(8, n) for _, n in run] for run in runs]}, None, "staleness"),
+    (ev.VersionAnnounced, {"version": 1}, LATE, "versions"),
+    (ev.VersionAnnounced, {"version": 9}, LATE, "versions"),
+    (ev.VersionAnnounced, {"digest": "f" * 32}, LATE, "digest"),
+    (ev.PullStarted, {"version": 9}, LATE, "pulls"),
+    (ev.PullCommitted, {"version": 1}, LATE, "digest"),
+    (ev.PullCommitted, {"version": 1, "digest": f"{1:032x}"}, LATE, "pulls"),
+    (ev.PullCommitted, {"digest": "f" * 32}, LATE, "digest"),
+    (ev.PullCommitted, {"probe_gap": 0.5}, LATE, "pulls"),
+    (ev.PullCommitted, {"incarnation": 2}, LATE, "pulls"),
+    (ev.StepMetrics, {"step": 1}, STEP_2, "metrics"),
+    (ev.EvaluationDone, {"version": 9}, None, "metrics"),
+    (ev.RoleStarted, {"incarnation": 3}, None, "roles"),
+    (ev.RoleStateChanged, {"new": "healthy"}, lambda event: event.new == "stale", "roles"),
+    (ev.RoleStateChanged, {"old": "failed"}, None, "roles"),
+    (ev.RoleStateChanged, {"new": "splendid"}, None, "roles"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "which", "rule"), ALTERED)
+def test_an_altered_event_is_named_by_its_rule(kind, changes, which, rule) -> None:
+    forged = forge(altered(made_log(), kind, changes, which or (lambda event: True)))
+    assert rules(forged)[0] == rule
+
+
+def test_every_rule_has_a_test_that_breaks_it() -> None:
+    assert {rule for *_, rule in [*REMOVED, *DOUBLED, *ALTERED]} | {"chain", "sequence", "emitters"} == set(RULES)
+
+
+def test_an_event_moved_before_its_cause() -> None:
+    entries = made_log()
+    commit = first(entries, ev.OptimizerStepCommitted, STEP_2)
+    assert isinstance(entries[commit + 1].event, ev.VersionAnnounced)
+    entries[commit], entries[commit + 1] = entries[commit + 1], entries[commit]
+    assert rules(forge(entries)) == ["versions"]
+
+
+def test_a_changed_line_without_a_new_chain() -> None:
+    findings = audit(altered(entries := made_log(), ev.StepMetrics, {"values": {"reward": 1.0}}))
+    assert [(finding.rule, finding.seq) for finding in findings] == [("chain", entries[first(entries, ev.StepMetrics)].seq)]
+
+
+def chained(entries: list[ev.Entry]) -> list[ev.Entry]:
+    """Chained anew, every number left as it is."""
+    result, chain = [], ev.GENESIS
+    for entry in entries:
+        result.append(ev.seal(entry, chain)[0])
+        chain = result[-1].chain
+    return result
+
+
+def test_sequence_and_time() -> None:
+    entries = made_log()
+    assert rules(chained(entries[:20] + entries[21:]))[0] == "sequence"
+    assert rules(chained([*entries[:20], replace(entries[20], t=1.0), *entries[21:]])) == ["sequence"]
+
+
+def test_numbers_of_an_emitter() -> None:
+    entries = made_log()
+    i = first(entries, ev.PullProgress)
+    assert rules(chained([replace(e, seq=n) for n, e in enumerate(entries[:i] + entries[i + 1 :], 1)])) == ["emitters"]
+    assert rules(chained([replace(e, seq=n) for n, e in enumerate(entries[: i + 1] + entries[i:], 1)])) == ["emitters"]
+
+
+def test_a_log_cut_short_and_an_empty_one() -> None:
+    assert rules(made_log()[:-1]) == ["closing"]
+    assert rules([]) == ["config", "closing"]
