@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
@@ -33,11 +34,11 @@ class Balance(msgspec.Struct, frozen=True):
     in_flight: int
 
 
+@dataclass
 class Ledger:
-    def __init__(self) -> None:
-        self._states: dict[int, TrajectoryState] = {}
-        self._counts: Counter[TrajectoryState] = Counter()
-        self._reasons: Counter[str] = Counter()
+    _states: dict[int, TrajectoryState] = field(default_factory=dict)
+    _counts: Counter[TrajectoryState] = field(default_factory=Counter)
+    _reasons: Counter[str] = field(default_factory=Counter)
 
     @property
     def started(self) -> int:

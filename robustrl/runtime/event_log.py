@@ -1,12 +1,12 @@
 """The writer and the reader of ``events.jsonl``, the single source of truth of a run.
 
-Promises: entries are numbered from 1 without gaps and chained; ``append`` returns an entry only after its line was handed to the kernel in
-one write, so what a decision saw survives the death of this process; what an emitter sends again is recognised and written once; a gap in an
-emitter's numbers is refused, the emitter sends again from the number that the error names. One writer per file (flock). A torn last line, left
-by a crash in the middle of a write, is cut off when the log is opened again, and that is recorded.
+Promises: entries are numbered from 1 without gaps and chained; ``append`` returns an entry only after its line was handed to the kernel,
+so what a decision saw survives the death of this process; what an emitter sends again is recognised and written once; a gap in an emitter's
+numbers is refused, and the error names the number to send again from. One writer per file (flock). A torn last line, left by a crash in the
+middle of a write, is cut off when the log is opened again, and that is recorded.
 
-Leaves out: threads (one caller at a time) and power loss: the file is synced to disk at most once in ``SYNC_SECONDS``, with the closing record, and on
-close, so a machine that loses power can lose about that much. Whether a log is *right* is core/audit.py's question.
+Leaves out: threads (one caller at a time) and power loss: the file is synced to disk at most once in ``SYNC_SECONDS``, with the closing
+record, and on close, so a machine that loses power can lose about that much. Whether a log is *right* is core/audit.py's question.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Self
 
 import msgspec
 
+from robustrl.core.audit import Finding, audit
 from robustrl.core.events import GENESIS, HOST, Emitted, Entry, Event, LogRepaired, RunEnded, WarningRaised, entry_decoder, seal
 from robustrl.errors import RobustRLError
 
@@ -29,14 +30,26 @@ class LogError(RobustRLError, ValueError):
     """A log that cannot be read, written or continued; the text names the file and, where there is one, the line."""
 
 
+class UnreadableLine(LogError):
+    """A line that is no entry of this schema, or the torn last one of a log that nobody writes any more."""
+
+    def __init__(self, path: str, line: int, why: str) -> None:
+        super().__init__(f"{path}: line {line}: {why}")
+        self.path, self.line, self.why = path, line, why
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, str]]:
+        return type(self), (self.path, self.line, self.why)
+
+
 class EventGap(LogError):
     """An emitter's event arrived before an earlier one of the same life: send again from ``expected``."""
 
     def __init__(self, emitted: Emitted, expected: int) -> None:
-        super().__init__(f"{emitted.source} incarnation {emitted.incarnation}: event {emitted.n} came, {expected} is next; send again from {expected}")
+        life = f"{emitted.source} incarnation {emitted.incarnation}"
+        super().__init__(f"{life}: event {emitted.n} came, {expected} is next; send again from {expected}")
         self.emitted, self.expected = emitted, expected
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type, tuple[Emitted, int]]:
         return type(self), (self.emitted, self.expected)
 
 
@@ -67,13 +80,14 @@ class EventLog:
     def append(self, emitted: Emitted) -> Entry | None:
         """The entry, written; None if this event is in the log already. Raises EventGap, and LogError after the closing record.
 
-        An event that JSON cannot hold (a NaN, say) is replaced by a WarningRaised under the same number, so that the emitter's numbers go on.
+        An event that JSON cannot hold (a NaN, say) is replaced by a WarningRaised under its number, so that the emitter's numbers go on.
         """
         last = self._last.get((emitted.source, emitted.incarnation), 0)
         if emitted.n <= last:
             return None
         if self._ended:
-            raise LogError(f"{self.path}: the run has ended, nothing follows its closing record (from {emitted.source}: {type(emitted.event).__name__})")
+            what = f"{type(emitted.event).__name__} of {emitted.source}"
+            raise LogError(f"{self.path}: the run has ended, nothing follows its closing record ({what} came)")
         if emitted.n != last + 1:
             raise EventGap(emitted, last + 1)
         entry = Entry(self._seq + 1, self._clock(), emitted.source, emitted.incarnation, emitted.n, emitted.at, emitted.event)
@@ -168,8 +182,20 @@ def read_log(path: Path | str, *, live: bool = False) -> list[Entry]:
     whole = data.rfind(b"\n") + 1
     entries = list(_decode(path, data[:whole]))
     if whole != len(data) and not live:
-        raise LogError(f"{path}: line {len(entries) + 1} is torn: it has {len(data) - whole} bytes and no end")
+        raise UnreadableLine(str(path), len(entries) + 1, f"is torn: {len(data) - whole} bytes without an end")
     return entries
+
+
+def audit_run(path: Path | str) -> list[Finding]:
+    """The findings of core/audit.py for a run directory or a log; an unreadable line is one of the rule ``schema``.
+
+    Raises LogError where there is no log.
+    """
+    path = Path(path)
+    try:
+        return audit(read_log(path / "events.jsonl" if path.is_dir() else path))
+    except UnreadableLine as error:
+        return [Finding("schema", error.line, error.why)]
 
 
 def _decode(path: Path, data: bytes) -> Iterator[Entry]:
@@ -177,4 +203,4 @@ def _decode(path: Path, data: bytes) -> Iterator[Entry]:
         try:
             yield entry_decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise LogError(f"{path}: line {number} cannot be read: {error}") from error
+            raise UnreadableLine(str(path), number, f"cannot be read: {error}") from error
