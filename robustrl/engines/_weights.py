@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     import torch
 
 _NAME = "robustrl-staged"
-_table: dict[str, list[tuple[str, torch.Tensor]]] = {}
+_table: dict[str, Mapping[str, torch.Tensor]] = {}
 
 
 @contextmanager
-def staged(pairs: list[tuple[str, torch.Tensor]]) -> Iterator[dict[str, Any]]:
+def staged(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, Any]]:
     """Gives the ``update_info`` for vLLM's ``update_weights``, valid inside the block."""
-    _table["staged"] = pairs
+    _table["staged"] = tensors
     try:
         yield {"key": "staged"}
     finally:
@@ -55,11 +55,7 @@ def register() -> str:
             self.receive_weights(self.parse_update_info(update_info))
 
         def receive_weights(self, update_info: Any) -> None:
-            try:
-                self.model.load_weights(_table[update_info.key])
-            except BaseException:
-                finalize_layerwise_reload(self.model, self.model_config)  # else the next reload would count this one's tensors
-                raise
+            self.model.load_weights(_table[update_info.key].items())
 
         def finish_weight_update(self) -> None:
             finalize_layerwise_reload(self.model, self.model_config)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
-from robustrl.errors import ConfigError
+from robustrl.errors import ConfigError, WeightsError
 
 if TYPE_CHECKING:
     import torch
@@ -76,39 +76,51 @@ class Engine(Protocol):
         """Ends these requests and discards what is held of them; ids that are not unfinished are ignored."""
 
     def load(self, tensors: Tensors) -> None:
-        """Replaces all weights: names and shapes of the Hugging Face state dict, a tied ``lm_head.weight`` included. The tensors are
-        copied. Raises WeightsError, after which the engine must not be stepped until a ``load`` has succeeded; RuntimeError while deltas
-        are held, since they belong to the weights before."""
+        """Replaces all weights: names and shapes of the Hugging Face state dict, a tied ``lm_head.weight`` included (vLLM answers with
+        garbage without it, which ``score`` shows). The tensors are copied. Raises WeightsError, and changes nothing, if one is missing,
+        unknown or of another shape; RuntimeError while deltas are held, since they belong to the weights before."""
 
     def score(self, tokens: list[int]) -> list[float]:
         """log p(tokens[i] | tokens[:i]) for i >= 1, at temperature 1, from the weights as they are: len(tokens) - 1 values.
-        2 <= len(tokens) < max_model_len, else ConfigError. Other requests may go on meanwhile; their deltas are held for the next ``step``."""
+        2 <= len(tokens) < max_model_len, else ConfigError. Other requests may go on meanwhile: ``step`` returns their deltas first."""
 
     def drop_held(self) -> list[str]:
         """Undoes ``score`` for a refused version: discards the held deltas and ends every request that the refused weights touched.
-        Returns the ids so ended; their owner adds them again from the tokens that it has."""
+        Returns the ids so ended; their owner loads the weights before and adds them again from the tokens that it has."""
 
     def close(self) -> None:
         """Frees the engine's memory; nothing may be called after it."""
 
 
-def make_engine(kind: str, model: str, *, seed: int, max_model_len: int, max_num_seqs: int, load: Load = "dummy") -> Engine:
+def make_engine(kind: str, model: str, *, seed: int, max_num_seqs: int, max_model_len: int | None = None, load: Load = "dummy") -> Engine:
     """An engine for the Hugging Face model folder ``model``.
 
     ``load="dummy"`` gives it the architecture without the weights, which come by ``load()`` later. At most ``max_num_seqs`` requests run at
-    once. fp32 on a CPU, the model's own dtype on a GPU.
+    once, each of ``max_model_len`` tokens at most (None: the model's positions). fp32 on a CPU, the model's own dtype on a GPU.
     """
+    if kind not in ("vllm", "torch"):
+        raise ConfigError("engine", kind, "must be 'vllm' or 'torch'")
     if load not in ("dummy", "model"):
         raise ConfigError("load", load, "must be 'dummy' or 'model'")
+    if max_num_seqs < 1:
+        raise ConfigError("max_num_seqs", max_num_seqs, "must be at least 1")
+    max_model_len = _model_len(model, max_model_len)
     if kind == "vllm":
         from robustrl.engines.vllm import VLLMEngine
 
         return VLLMEngine(model, seed=seed, max_model_len=max_model_len, max_num_seqs=max_num_seqs, load=load)
-    if kind == "torch":
-        from robustrl.engines.torch import TorchEngine
+    from robustrl.engines.torch import TorchEngine
 
-        return TorchEngine(model, seed=seed, max_model_len=max_model_len, max_num_seqs=max_num_seqs, load=load)
-    raise ConfigError("engine", kind, "must be 'vllm' or 'torch'")
+    return TorchEngine(model, seed=seed, max_model_len=max_model_len, max_num_seqs=max_num_seqs, load=load)
+
+
+def _model_len(model: str, wanted: int | None) -> int:
+    from transformers import AutoConfig
+
+    positions = AutoConfig.from_pretrained(model).get_text_config(decoder=True).max_position_embeddings
+    if wanted is not None and not 2 <= wanted <= positions:
+        raise ConfigError("max_model_len", wanted, f"must be from 2 to {positions}, the positions of the model")
+    return wanted or positions
 
 
 def check_tokens(field: str, tokens: list[int], vocabulary: int, shortest: int, longest: int) -> None:
@@ -132,6 +144,19 @@ def check_request(request: Request, *, in_use: Collection[str], vocabulary: int,
         raise ConfigError("top_p", request.top_p, "must be above 0 and at most 1")
     if "" in request.stop:
         raise ConfigError("stop", request.stop, "must hold no empty text")
+
+
+def check_tensors(given: Mapping[str, torch.Tensor], network: torch.nn.Module) -> None:
+    """Raises WeightsError unless ``given`` fills ``network``: no name or shape that it lacks; of tied tensors the first will do."""
+    own = network.state_dict()
+    for name, tensor in given.items():
+        if name not in own or own[name].shape != tensor.shape:
+            wanted = tuple(own[name].shape) if name in own else "no such name"
+            raise WeightsError(f"load: tensor {name!r} of shape {tuple(tensor.shape)} does not fit the model ({wanted})")
+    first_names = {name for name, _ in (*network.named_parameters(), *network.named_buffers())}
+    missing = [name for name in own if name in first_names and name not in given]
+    if missing:
+        raise WeightsError(f"load: {len(missing)} of {len(own)} tensors missing, first {missing[:3]}")
 
 
 def set_threads() -> None:

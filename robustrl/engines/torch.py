@@ -14,8 +14,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.functional import pad
 
-from robustrl.engines.base import GREEDY_BELOW, Delta, Load, Request, Tensors, check_request, check_tokens, set_threads
-from robustrl.errors import WeightsError
+from robustrl.engines.base import GREEDY_BELOW, Delta, Load, Request, Tensors, check_request, check_tensors, check_tokens, set_threads
 
 _PREFILL_TOKENS = 4096
 """Padded prompt tokens in one prefill step, at most (a single longer prompt goes alone)."""
@@ -28,7 +27,7 @@ class _Row:
         self.request = request
         self.generated = 0
         self.generator = None if request.seed is None else torch.Generator(device).manual_seed(request.seed)
-        self._tokenizer = tokenizer.backend_tokenizer if request.stop else None
+        self._tokenizer: Any = tokenizer.backend_tokenizer if request.stop else None
         self._tail = ""
         if request.stop:
             from tokenizers.decoders import DecodeStream
@@ -104,14 +103,7 @@ class TorchEngine:
     @torch.no_grad()
     def load(self, tensors: Tensors) -> None:
         given, own = dict(tensors), self._network.state_dict()
-        for name, tensor in given.items():
-            if name not in own or own[name].shape != tensor.shape:
-                wanted = tuple(own[name].shape) if name in own else "no such name"
-                raise WeightsError(f"load: tensor {name!r} of shape {tuple(tensor.shape)} does not fit the model ({wanted})")
-        filled = {own[name].data_ptr() for name in given}  # by storage: a tied tensor is filled under either name
-        missing = [name for name, tensor in own.items() if tensor.data_ptr() not in filled]
-        if missing:
-            raise WeightsError(f"load: {len(missing)} of {len(own)} tensors missing, first {missing[:3]}")
+        check_tensors(given, self._network)
         for name, tensor in given.items():
             own[name].copy_(tensor)
 
@@ -141,7 +133,7 @@ class TorchEngine:
             width = widest
             new.append(self._waiting.popleft())
         lengths = [len(row.request.tokens) for row in new]
-        ids = torch.tensor([[0] * (width - n) + row.request.tokens for row, n in zip(new, lengths)], device=self._device)
+        ids = torch.tensor([[0] * (width - n) + row.request.tokens for row, n in zip(new, lengths, strict=True)], device=self._device)
         mask = torch.tensor([[0] * (width - n) + [1] * n for n in lengths], device=self._device)
 
         from transformers import DynamicCache
@@ -163,14 +155,14 @@ class TorchEngine:
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
         """Logits of the last position, rows x vocabulary, fp32; the cache grows by ``ids``."""
-        output = self._network(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return output.logits[:, -1].float()
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+        return self._network(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1].float()
 
     def _advance(self, first: int, logits: torch.Tensor) -> list[Delta]:
         """Samples one token for each row from ``first`` on, and removes the rows that end with it."""
         tokens, logprobs = _sample(logits, self._rows[first:], self._generator)
         deltas = []
-        for i, (row, token, logprob) in enumerate(zip(self._rows[first:], tokens, logprobs), first):
+        for i, (row, token, logprob) in enumerate(zip(self._rows[first:], tokens, logprobs, strict=True), first):
             row.generated += 1
             self._last[i] = token
             deltas.append(Delta(row.request.id, [token], [logprob], self._finished(row, token)))
@@ -192,7 +184,7 @@ class TorchEngine:
     def _join(self, cache: Any, mask: torch.Tensor) -> None:
         width = max(self._mask.shape[1], mask.shape[1])
         left, right = width - self._mask.shape[1], width - mask.shape[1]
-        for layer, new in zip(self._cache.layers, cache.layers):
+        for layer, new in zip(self._cache.layers, cache.layers, strict=True):
             layer.keys = torch.cat([pad(layer.keys, (0, 0, left, 0)), pad(new.keys, (0, 0, right, 0))])
             layer.values = torch.cat([pad(layer.values, (0, 0, left, 0)), pad(new.values, (0, 0, right, 0))])
         self._mask = torch.cat([pad(self._mask, (left, 0)), pad(mask, (right, 0))])

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any
 
-from robustrl.engines.base import Delta, Load, Request, Tensors, check_request, check_tokens, set_threads
-from robustrl.errors import WeightsError
+from robustrl.engines.base import Delta, Load, Request, Tensors, check_request, check_tensors, check_tokens, set_threads
 
 _SCORE = "score"
 _BLOCK = 128
@@ -30,6 +29,7 @@ class VLLMEngine:
         if not cuda:
             set_threads()
 
+        from transformers import AutoConfig, AutoModelForCausalLM
         from vllm import EngineArgs, LLMEngine
         from vllm.config.weight_transfer import WeightTransferConfig
 
@@ -38,7 +38,7 @@ class VLLMEngine:
         device_settings: dict[str, Any] = {}
         if not cuda:
             size = _cache_bytes(model, max_num_seqs + 1, max_model_len)
-            device_settings = dict(dtype="float32", enforce_eager=True, block_size=_BLOCK, kv_cache_memory_bytes=size)
+            device_settings = {"dtype": "float32", "enforce_eager": True, "block_size": _BLOCK, "kv_cache_memory_bytes": size}
         self._engine: Any = LLMEngine.from_engine_args(
             EngineArgs(
                 model,
@@ -58,12 +58,17 @@ class VLLMEngine:
         )
         self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
         self._staged = _weights.staged
+        with torch.device("meta"):
+            self._skeleton = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+            """The Hugging Face model without storage: names and shapes that a ``load`` must have."""
         self._vocabulary = self._engine.model_config.get_vocab_size()
         self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
         self._waiting: deque[Request] = deque()
         self._running: dict[str, bool] = {}
         """Requests inside vLLM: whether each has a token already."""
         self._held: list[Delta] = []
+        self._touched: set[str] = set()
+        """Requests that ran under ``score`` since the last ``step``: their keys come from the weights that were scored."""
         self.decoded = False
         self._warm_up()
 
@@ -77,6 +82,7 @@ class VLLMEngine:
         self._waiting.append(request)
 
     def step(self) -> list[Delta]:
+        self._touched.clear()
         if self._held:
             held, self._held = self._held, []
             return held
@@ -87,19 +93,18 @@ class VLLMEngine:
     def abort(self, ids: Collection[str]) -> None:
         self._waiting = deque(request for request in self._waiting if request.id not in ids)
         self._held = [delta for delta in self._held if delta.id not in ids]
+        self._touched -= set(ids)
         self._end([name for name in self._running if name in ids])
 
     def load(self, tensors: Tensors) -> None:
         if self._held:
             raise RuntimeError("load: deltas of the weights before are held; take them with step() or discard them with drop_held()")
-        pairs = list(tensors.items() if hasattr(tensors, "items") else tensors)
-        try:
-            with self._staged(pairs) as update_info:
-                self._engine.collective_rpc("start_weight_update")
-                self._engine.collective_rpc("update_weights", kwargs={"update_info": update_info})
-                self._engine.collective_rpc("finish_weight_update")
-        except Exception as error:
-            raise WeightsError(f"load: vLLM refused {len(pairs)} tensors: {type(error).__name__}: {error}") from error
+        given = dict(tensors)
+        check_tensors(given, self._skeleton)
+        with self._staged(given) as update_info:
+            self._engine.collective_rpc("start_weight_update")
+            self._engine.collective_rpc("update_weights", kwargs={"update_info": update_info})
+            self._engine.collective_rpc("finish_weight_update")
 
     def score(self, tokens: list[int]) -> list[float]:
         from vllm import SamplingParams
@@ -107,18 +112,17 @@ class VLLMEngine:
         check_tokens("tokens", tokens, self._vocabulary, 2, self._max_model_len - 1)
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
         self._engine.add_request(_SCORE, {"prompt_token_ids": tokens}, params, priority=-1)
+        self._touched |= self._running.keys()
         scores: list[Any] | None = None
         self.decoded = False
         while scores is None:
             deltas, scores = self._step()
             self._held += deltas
-        return [position[token].logprob for token, position in zip(tokens[1:], scores[1:])]
+        return [position[token].logprob for token, position in zip(tokens[1:], scores[1:], strict=True)]
 
     def drop_held(self) -> list[str]:
-        # Every running request may have taken keys from the refused weights, with or without a token to show for it.
-        touched = list(dict.fromkeys([*(delta.id for delta in self._held), *self._running])) if self._held else []
-        self._held = []
-        self._end([name for name in touched if name in self._running])
+        touched = sorted(self._touched)
+        self.abort(touched)
         return touched
 
     def close(self) -> None:
@@ -203,11 +207,12 @@ def _set_environment() -> None:
 
 
 def _cache_bytes(model: str, sequences: int, max_model_len: int) -> int:
-    """Bytes of an fp32 key/value cache in which ``sequences`` of full length fit, at most 4 GiB (vLLM then preempts and recomputes)."""
+    """Bytes of an fp32 key/value cache in which ``sequences`` of full length fit; above 4 GiB, that or two of them (vLLM then preempts)."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model).get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    blocks = sequences * -(-max_model_len // _BLOCK) + 1
-    return min(blocks * _BLOCK * config.num_hidden_layers * 2 * heads * head_dim * 4, 4 << 30)
+    block = _BLOCK * config.num_hidden_layers * 2 * heads * head_dim * 4
+    sequence = -(-max_model_len // _BLOCK) * block
+    return max(min(sequences * sequence, 4 << 30), 2 * sequence) + block
