@@ -37,21 +37,10 @@ _DEATH_WORD = 2.0
 """Seconds that a node agent has for reporting a death before the host reports it itself."""
 
 
-class HostFile(msgspec.Struct, kw_only=True):
-    """``job.json`` in the run directory: what the launcher leaves for the host besides the configuration."""
-
-    run: str
-    owner_pid: int
-    owner_ticks: int
-    keep_alive: bool
-    replaces: str | None = None
-    """Run id of an older job of this name and owner that is being replaced."""
-
-
 class Host:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir.resolve()
-        self.file = msgspec.json.decode((self.run_dir / "job.json").read_bytes(), type=HostFile)
+        self.file = msgspec.json.decode((self.run_dir / "job.json").read_bytes(), type=registry.HostFile)
         self.config = msgspec.json.decode((self.run_dir / "config.json").read_bytes(), type=JobConfig)
         self.run_id = self.file.run
         self.temp, self.shm = registry.temp_dir(self.run_id), registry.shm_dir(self.run_id)
@@ -93,9 +82,6 @@ class Host:
             schema=ev.SCHEMA, run=self.run_id, name=self.config.name, wall=time.time(), host_pid=os.getpid(),
             config=msgspec.to_builtins(self.config), machine=machine.describe()))
         server = await wire.listen(address, self._serve)
-        registry.claim(registry.JobEntry(
-            name=self.config.name, run=self.run_id, run_dir=str(self.run_dir), host_pid=os.getpid(), host_ticks=machine.start_ticks(os.getpid()) or 0,
-            owner_pid=self.file.owner_pid, owner_ticks=self.file.owner_ticks, address=address), replaces=self.file.replaces)
         self._address = address
         for sig in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(sig, self._decide_end, STOPPED, f"the host received {sig.name}")
@@ -162,7 +148,7 @@ class Host:
         if config.address:
             self._cluster = JoinedCluster(config.address, self.run_id)
         else:
-            self._cluster = LocalCluster(self.temp, self.run_id, plan_nodes(config), object_store_bytes=80 << 20)
+            self._cluster = LocalCluster(self.temp, self.run_id, plan_nodes(config), object_store_bytes=config.object_store_mb << 20)
         self._cluster.start(deadline=config.deadlines.cluster_start)
 
     async def _create_roles(self) -> None:

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import msgspec
 
 from ..config import JobConfig
-from ..errors import ConfigError, MissingExtra, RobustRLError
+from ..errors import ConfigError, RobustRLError
 from ..rl.models import load_tokenizer
 from ..rl.rewards import load_reward
 from ..rl.tasks import make_task
 
-_NEEDED = {"ray": "job", "torch": "job", "transformers": "job", "ucxx": "job", "xxhash": "job", "tensorboardX": "job"}
-
-
 def check(config: JobConfig) -> None:
-    """Raises ConfigError or MissingExtra, naming the field or the extra."""
-    needed = dict(_NEEDED)
-    if config.engine == "vllm":
-        needed["vllm"] = "gpu"
-    for module, extra in needed.items():
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtra(f"{module} is not installed; it comes with the extra [{extra}]: pip install 'robustrl[{extra}]'")
+    """Raises ConfigError, naming the field."""
     task = make_task(config.task, config.task_options, seed=config.seed)
     if config.reward:
         load_reward(config.reward)

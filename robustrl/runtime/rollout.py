@@ -20,7 +20,7 @@ import msgspec
 
 from ..core import events as ev
 from ..core.roles import Phase
-from ..core.weights import Lease
+from ..core.weights import Ask, Lease
 from ..engines.base import Delta, Engine, Request, make_engine
 from ..rl.models import resolve_model
 from ..rl.tasks import make_task
@@ -103,16 +103,13 @@ class Rollout(Role):
             await self._update(self._target)
 
     async def _update(self, version: int) -> None:
+        """Pull ``version`` or a newer one, commit it between two engine steps, and serve it on."""
         lag = version - self._version
         deadline = self.deadlines.role_start if self._version < 0 else self.deadlines.pull
-
-        def next_source(*args: Any, **kwargs: Any) -> Lease | None:
-            call = self._supervisor.call("lease", self.spec.role, self.spec.incarnation, version, deadline=deadline, **({"deadline_s": deadline}))
-            return msgspec.msgpack.decode(asyncio.run_coroutine_threadsafe(call, self._loop).result(), type=Lease)
-
         if self._version < 0:
             self.page.phase = Phase.PULL
-        pulled = await asyncio.to_thread(self._puller.pull, next_source, deadline_s=deadline)
+        pulled = await asyncio.to_thread(self._puller.pull, lambda ask: self._next_source(ask, version), deadline_s=deadline)
+        before = self._pulled
         done: asyncio.Future[tuple[float, float]] = self._loop.create_future()
         self._commands.put(lambda: self._commit(pulled, done))
         seconds, gap = await done
@@ -122,12 +119,24 @@ class Rollout(Role):
                                         limit=self.config.probe_limit))
             self._refused = manifest.version
             return
-        self._server.stage(manifest, pulled.buffer)
+        await asyncio.to_thread(self._serve, pulled, before)
         host, port = self._server.address
         self.emit(ev.PullCommitted(
             source=pulled.source, target=self.spec.role, incarnation=self.spec.incarnation, version=manifest.version, digest=manifest.digest,
             bytes=pulled.bytes_received, seconds=pulled.seconds, commit_seconds=seconds, transport=pulled.transport, lag=lag, probe_gap=gap,
             address=f"{host}:{port}"))
+
+    def _next_source(self, ask: Ask, version: int) -> Lease | None:
+        call = self._supervisor.call("ask", msgspec.msgpack.encode(ask), version, deadline=self.deadlines.call)
+        body = asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        return None if body is None else msgspec.msgpack.decode(body, type=Lease)
+
+    def _serve(self, pulled: Pulled, before: Pulled | None) -> None:
+        """The committed version replaces the one before as what this relay offers; the buffer before is free once its sends have ended."""
+        self._server.stage(pulled.manifest, pulled.buffer)
+        if before is not None:
+            self._server.retire(before.manifest.version)
+            self._puller.recycle(before.buffer)
 
     # -- the engine thread ------------------------------------------------------------------------------------------------------------------------
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from ..core import events as ev
 from ..core.roles import Phase
-from ..core.weights import TensorSpec
 from ..errors import WeightsError
 from ..transport import settings
+from ..transport.manifest import Layout, build_manifest
 from .role import Role
 
 
@@ -40,7 +40,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     consumed: list[int]
     slot: int
-    tensors: list[TensorSpec]
+    layout: Layout
     state_length: int
     probe_tokens: list[int]
     probe_logprobs: list[float]
@@ -103,12 +103,10 @@ class StateKeeper(Role):
         return result
 
     def _commit(self, snapshot: Snapshot) -> dict[str, str | int]:
-        from ..transport.manifest import build_manifest
-
         slot = self._slots[snapshot.slot]
         array = self._arrays[snapshot.slot]
         weights, state = array[: slot.weights_bytes], array[slot.weights_bytes : slot.weights_bytes + snapshot.state_length]
-        manifest = build_manifest(snapshot.step, snapshot.tensors, weights, probe_tokens=snapshot.probe_tokens, probe_logprobs=snapshot.probe_logprobs)
+        manifest = build_manifest(snapshot.step, snapshot.layout, weights, probe_tokens=snapshot.probe_tokens, probe_logprobs=snapshot.probe_logprobs)
         snapshot_digest = hashlib.sha256(manifest.digest.encode() + state.tobytes()).hexdigest()[:32]
         self._committed = snapshot
         host, port = self._server.address

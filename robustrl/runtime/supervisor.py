@@ -14,8 +14,11 @@ import msgspec
 from ..core import events as ev
 from ..core.lifecycle import Lifecycle
 from ..core.roles import Phase
-from ..core.weights import WeightDirectory
-from .role import Role, within
+from ..core.weights import Ask, WeightDirectory
+from .role import Role
+
+_HELD_BACK = 0.5
+"""Seconds that a puller's question waits for the version to be announced."""
 
 
 class Supervisor(Role):
@@ -52,19 +55,26 @@ class Supervisor(Role):
         now = time.monotonic()
         match event:
             case ev.VersionAnnounced():
-                self._directory.announce(event.version, event.digest, event.bytes, event.chunks, event.holder, event.incarnation, event.address, now)
-            case ev.PullCommitted() if event.address:
-                self._directory.add_holder(event.target, event.incarnation, event.version, event.address, now)
+                self._directory.announce(
+                    event.version, event.digest, event.bytes, event.chunks, event.holder, event.incarnation, _place(event.address), now)
+            case ev.PullCommitted():
+                address = _place(event.address) if event.address else None
+                self._directory.commit(event.target, event.incarnation, event.version, event.digest, address)
             case ev.ProcessExited(role=role, incarnation=incarnation):
                 self._directory.remove_holder(role, incarnation)
 
-    async def lease(self, puller: str, incarnation: int, version: int, failed: bytes | None = None, deadline: float = 60.0) -> bytes:
-        """A source for ``version`` or a newer one, as a msgpack `Lease`; waits until one is announced and has room, at most ``deadline`` s."""
+    async def ask(self, body: bytes, least_version: int) -> bytes | None:
+        """The answer to a msgpack `Ask` as a msgpack `Lease`; None: nothing at or above ``least_version`` is free, ask again."""
+        ask = msgspec.msgpack.decode(body, type=Ask)
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._directory.newest >= least_version), _HELD_BACK)
+            except TimeoutError:
+                return None
+        lease = self._directory.answer(ask, time.monotonic())
+        return None if lease is None else msgspec.msgpack.encode(lease)
 
-        async def wait() -> bytes:
-            async with self._changed:
-                while (lease := self._directory.lease(puller, incarnation, version, now=time.monotonic())) is None:
-                    await self._changed.wait()
-                return msgspec.msgpack.encode(lease)
 
-        return await within(deadline, f"{puller} waiting for a source of weight version {version}", wait())
+def _place(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)

@@ -21,7 +21,7 @@ from ..errors import WeightsError
 from ..rl.models import load_tokenizer, resolve_model
 from ..rl.tasks import make_task
 from ..rl.trajectory import Trajectory
-from ..transport.manifest import copy_into, layout
+from ..transport.manifest import fill, layout_of
 from .role import Role
 from .state_keeper import Snapshot, map_slot
 
@@ -91,14 +91,14 @@ class Trainer(Role):
         if self.role.index > 0:
             return {}
         if step == 0:
-            self._layout = layout(weights)
+            self._layout = layout_of(weights)
             room = len(state) + 3 * self._layout.nbytes + (1 << 20)  # AdamW's two moments come with the first step
             slots = await self._keeper.call("allocate", self._layout.nbytes, room, deadline=self.deadlines.call)
             self._slots = [(slot, map_slot(slot.path)) for slot in slots]
         number = await self._keeper.call("free_slot", deadline=self.deadlines.call)
         await self._in_thread(self._fill, number, weights, state)
         self._enter(Phase.PUBLISH)
-        snapshot = Snapshot(step=step, batch=batch, consumed=consumed, slot=number, tensors=self._layout.tensors, state_length=len(state),
+        snapshot = Snapshot(step=step, batch=batch, consumed=consumed, slot=number, layout=self._layout, state_length=len(state),
                             probe_tokens=self._probe, probe_logprobs=probe)
         published = await self._keeper.call("commit", snapshot, deadline=self.deadlines.call)
         self.page.version = step
@@ -111,7 +111,7 @@ class Trainer(Role):
         slot, array = self._slots[number]
         if len(state) > slot.state_bytes:
             raise WeightsError(f"recovery state of {len(state)} bytes: the slot has room for {slot.state_bytes}")
-        copy_into(self._layout, weights, array[: slot.weights_bytes])
+        fill(self._layout, weights, array[: slot.weights_bytes])
         array[slot.weights_bytes : slot.weights_bytes + len(state)] = np.frombuffer(state, np.uint8)
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
