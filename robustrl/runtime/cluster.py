@@ -1,0 +1,262 @@
+"""The Ray cluster of a job: our own raylets on this machine, or somebody's cluster that we join.
+
+``LocalCluster`` promises: everything it writes lies in its temporary folder and its shared-memory folder, so that any number of jobs, and
+other people's Ray, live side by side; every process it starts carries ROBUSTRL_RUN; the job's Ray listens on the loopback
+address unless told otherwise and asks every caller for a token of this job; ``stop`` leaves no process. ``JoinedCluster`` promises to start
+and stop nothing. Neither places anything: see ``core/placement.py``; nodes are addressed by ``NodeAffinitySchedulingStrategy``.
+
+Must be used before anything imports ray: Ray reads its settings from the environment when it is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import secrets
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from ..core.placement import POOLS, NodeSpec
+from ..errors import ConfigError, JobFailed, WaitTimeout
+from .processes import MARK, find_marked, kill_marked
+
+if TYPE_CHECKING:
+    from .role import RoleSpec
+
+_MAX_SOCKET_PATH = 106
+_SETTINGS = {
+    # setproctitle would write the new title over the environment block and with it over our mark
+    "SPT_NOENV": "1",
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    # Ray would kill roles when memory runs short, and nobody would know why one died
+    "RAY_memory_monitor_refresh_ms": "0",
+    # a killed raylet is noticed after about 3 s, and a busy machine has 5 s to answer
+    "RAY_health_check_initial_delay_ms": "2000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "5000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+
+class Cluster(Protocol):
+    address: str
+    nodes: list[NodeSpec]
+
+    def start(self, deadline: float) -> None:
+        """Connects this process as Ray's driver within ``deadline`` seconds; after that ``nodes`` have their ids and addresses."""
+
+    def create_actor(self, spec: RoleSpec, node: NodeSpec) -> Any:
+        """The handle of a new role actor on ``node``: detached, never restarted by Ray, ``spec.actor_name`` in namespace ``spec.run``."""
+
+    def stop(self, actors: dict[str, Any], deadline: float) -> None:
+        """Ends what ``start`` and ``create_actor`` began, and the connection. Safe to call twice and after a failed start."""
+
+
+class LocalCluster:
+    """Raylets of this job on this machine: the first of ``nodes`` is the head.
+
+    ``temp_dir`` must exist and be private to the run; ``object_store_bytes`` is per node (Ray takes at least 75 MiB). Raises ConfigError if
+    the path of ``temp_dir`` is too long for the sockets in it.
+    """
+
+    def __init__(self, temp_dir: Path, run: str, nodes: list[NodeSpec], object_store_bytes: int, ip: str = "127.0.0.1") -> None:
+        self.temp_dir, self.run, self.nodes = Path(temp_dir), run, list(nodes)
+        self.object_store_bytes, self.ip = object_store_bytes, ip
+        self.address = ""
+        self._raylets: list[Any] = []
+        self._earlier: set[int] | None = None
+        longest = max(len(os.fsencode(self.temp_dir / node.name / "ray/sockets/plasma_store")) for node in nodes)
+        if longest > _MAX_SOCKET_PATH:
+            raise ConfigError("temp_dir", str(temp_dir), f"must be at least {longest - _MAX_SOCKET_PATH} bytes shorter: the path of a "
+                              f"socket below it may have {_MAX_SOCKET_PATH}")
+
+    def start(self, deadline: float) -> None:
+        """Brings up the nodes one by one and connects this process as driver, within ``deadline`` seconds.
+
+        Raises WaitTimeout or JobFailed naming the node that did not come up, with the end of its log; nothing is left running then.
+        """
+        if "ray" in sys.modules:
+            raise RuntimeError("LocalCluster.start: ray was imported already, so its settings can no longer be changed")
+        end = time.monotonic() + deadline
+        self._earlier = {process.pid for process in find_marked(self.run)}
+        self._prepare()
+        for i, node in enumerate(self.nodes):
+            self.nodes[i] = self._add(node, end)
+        _connect(self.address, self.run)
+
+    def _prepare(self) -> None:
+        token = self.temp_dir / "ray.token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        (self.temp_dir / "ray").mkdir(exist_ok=True)
+        os.environ.update(_SETTINGS, RAY_TMPDIR=str(self.temp_dir), RAY_AUTH_TOKEN_PATH=str(token))
+        os.environ[MARK] = self.run
+        for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN"):
+            os.environ.pop(name, None)
+        if self.ip == "127.0.0.1":
+            # Ray replaces a loopback address by the machine's own unless told that there will be no other machine
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
+    def _add(self, node: NodeSpec, end: float) -> NodeSpec:
+        failure: list[Exception] = []
+
+        def build() -> None:
+            try:
+                self._raylets.append(_start_raylet(self, node))
+            except Exception as error:  # handed to the waiting thread
+                failure.append(error)
+
+        up = len(self._raylets)
+        thread = threading.Thread(target=build, name=f"start-{node.name}", daemon=True)
+        thread.start()
+        thread.join(max(0.0, end - time.monotonic()))
+        if not thread.is_alive() and not failure:
+            self.address = self._raylets[0].gcs_address
+            return msgspec.structs.replace(node, ray_node_id=self._raylets[-1].node_id, ip=self.ip)
+        text = f"{node.name} did not come up ({up} of {len(self.nodes)} nodes are up)"
+        tail = self.log_tail(node.name)
+        self.stop({}, deadline=10.0)
+        if failure:
+            raise JobFailed(f"{text}: {failure[0]}\n{tail}") from failure[0]
+        raise WaitTimeout(f"{text} before the deadline for the cluster's start\n{tail}")
+
+    def log_tail(self, name: str, lines: int = 20) -> str:
+        """The last lines of what the node's raylet, on the head also the GCS, logged."""
+        out = []
+        for stem in ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err"):
+            path = self.temp_dir / name / "ray/logs" / stem
+            text = path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else []
+            out += [f"--- {name} {stem}", *text] if text else []
+        return "\n".join(out) or f"--- {name}: no log was written"
+
+    def create_actor(self, spec: RoleSpec, node: NodeSpec) -> Any:
+        """See Cluster. The mark comes with the raylet's environment: a runtime_env would double the time of the process's start."""
+        return _create_actor(spec, node)
+
+    def stop(self, actors: dict[str, Any], deadline: float) -> None:
+        """Kills every process of the run that was started since ``start``, roles included, but this one; the actors go with their raylets.
+
+        Raises WaitTimeout naming what survived SIGKILL for ``deadline`` seconds.
+        """
+        _disconnect()
+        if self._earlier is not None:
+            kill_marked(self.run, deadline, spare=self._earlier)
+        for raylet in self._raylets:
+            for group in raylet.all_processes.values():
+                for info in group:
+                    info.process.wait(deadline)
+        self._raylets.clear()
+
+
+class JoinedCluster:
+    """A Ray cluster that somebody else owns: nodes are listed, never started or stopped."""
+
+    def __init__(self, address: str, run: str) -> None:
+        self.address, self.run = address, run
+        self.nodes: list[NodeSpec] = []
+
+    def start(self, deadline: float) -> None:
+        """Connects and lists the nodes that are alive, in the order of Ray's ids, as node-0, node-1, ...
+
+        A node states its pools by a label ``robustrl`` (``trainer``, or several: ``trainer-rollout``) or by resources ``robustrl:trainer``.
+        Raises JobFailed if the cluster cannot be reached.
+        """
+        os.environ.update(SPT_NOENV="1", RAY_gcs_rpc_server_connect_timeout_s=str(max(1, int(deadline))))
+        os.environ[MARK] = self.run
+        try:
+            _connect(self.address, self.run)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise JobFailed(f"address = {self.address!r}: no Ray cluster could be joined there: {error}") from error
+        import ray
+
+        alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"])
+        for i, node in enumerate(alive):
+            self.nodes.append(NodeSpec(f"node-{i}", _stated_pools(node), node["NodeID"], node["NodeManagerAddress"]))
+
+    def create_actor(self, spec: RoleSpec, node: NodeSpec) -> Any:
+        """See Cluster. The mark has to come by runtime_env here."""
+        return _create_actor(spec, node, runtime_env={"env_vars": {MARK: self.run, "SPT_NOENV": "1"}})
+
+    def stop(self, actors: dict[str, Any], deadline: float) -> None:
+        """Kills our actors and disconnects; all else there belongs to others. A stopped (SIGSTOP) actor is left to its node's agent."""
+        if "ray" in sys.modules:
+            import ray
+
+            for handle in actors.values():
+                ray.kill(handle)
+        _disconnect()
+
+
+def _create_actor(spec: RoleSpec, node: NodeSpec, **options: Any) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    kind = spec.role.partition("-")[0]
+    role_class = getattr(importlib.import_module(f"{__package__}.{kind}"), kind.title().replace("_", ""))
+    return ray.remote(role_class).options(
+        name=spec.actor_name, namespace=spec.run, lifetime="detached", max_restarts=0, max_task_retries=0, num_cpus=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node.ray_node_id, soft=False), **options,
+    ).remote(spec)
+
+
+def _connect(address: str, namespace: str) -> None:
+    import ray
+
+    ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+
+
+def _disconnect() -> None:
+    if "ray" in sys.modules:
+        import ray
+
+        ray.shutdown()
+
+
+def _stated_pools(node: dict[str, Any]) -> tuple[str, ...]:
+    label = node.get("Labels", {}).get("robustrl", "")
+    stated = set(label.replace("-", " ").split()) | {pool for pool in POOLS if f"robustrl:{pool}" in node["Resources"]}
+    return tuple(sorted(stated))
+
+
+def _start_raylet(cluster: LocalCluster, spec: NodeSpec) -> Any:
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    class _QuietNode(Node):
+        def start_api_server(self, **_: Any) -> None:
+            """Left out: two seconds and a process of 100 MB that no role asks for anything."""
+
+    head = not cluster._raylets
+    params = RayParams(
+        gcs_address=None if head else cluster.address,
+        node_ip_address=cluster.ip,
+        node_name=spec.name,
+        temp_dir=str(cluster.temp_dir / spec.name),
+        session_name="ray" if head else None,
+        num_cpus=0,
+        num_gpus=0,
+        memory=2**30,
+        object_store_memory=cluster.object_store_bytes,
+        resources={f"robustrl:{pool}": 1000 for pool in spec.pools},
+        labels={"robustrl": "-".join(spec.pools)},
+        # 0: every server picks a free port, so that nodes and jobs on one address never collide
+        node_manager_port=0,
+        min_worker_port=0,
+        max_worker_port=0,
+        dashboard_agent_listen_port=0,
+        include_dashboard=False,
+        include_log_monitor=False,
+        no_monitor=True,
+    )
+    # no fate sharing with the thread or process that starts it: the reaper and stop() end it
+    return _QuietNode(params, head=head, shutdown_at_exit=False, spawn_reaper=False)

@@ -1,0 +1,157 @@
+"""Processes of a run, as the kernel sees them: who they are, what they used, and how they are ended. Linux only, no Ray.
+
+A run's processes are found by ``ROBUSTRL_RUN=<run>`` in their environment block. That block is fixed at exec, so a process that was forked
+and not yet executed carries its parent's mark. Processes of other users cannot be read and are not ours.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+from ..errors import WaitTimeout
+
+MARK = "ROBUSTRL_RUN"
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+class ProcessId(NamedTuple):
+    """Names a process for good: a pid is used again, a pid with its start time is not."""
+
+    pid: int
+    start_ticks: int
+
+
+def _stat(pid: int) -> list[str]:
+    with open(f"/proc/{pid}/stat") as file:
+        text = file.read()
+    return text[text.rindex(")") + 2:].split()
+
+
+def read_start_ticks(pid: int) -> int:
+    """Field 22 of /proc/PID/stat: clock ticks from boot to the start of the process. Raises ProcessLookupError if there is none."""
+    try:
+        return int(_stat(pid)[19])
+    except FileNotFoundError as error:
+        raise ProcessLookupError(f"pid {pid}: no such process") from error
+
+
+def process_state(pid: int) -> str:
+    """R running, S sleeping, D waiting for the disk, T stopped, t traced, Z dead and not collected, X none (gone)."""
+    try:
+        return _stat(pid)[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
+def is_alive(process: ProcessId) -> bool:
+    """Whether this very process still exists and is not a zombie."""
+    try:
+        fields = _stat(process.pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return int(fields[19]) == process.start_ticks and fields[0] not in "ZX"
+
+
+def open_pidfd(process: ProcessId) -> int:
+    """A descriptor that becomes readable when the process ends. Raises ProcessLookupError if it has ended (or the pid is another's)."""
+    fd = os.pidfd_open(process.pid)
+    if not is_alive(process):
+        os.close(fd)
+        raise ProcessLookupError(f"pid {process.pid} started at tick {process.start_ticks}: has ended")
+    return fd
+
+
+def wait_exit(process: ProcessId, timeout: float) -> bool:
+    """True as soon as the process has ended, False after ``timeout`` seconds."""
+    try:
+        fd = open_pidfd(process)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], timeout)[0])
+    finally:
+        os.close(fd)
+
+
+def kill(process: ProcessId) -> bool:
+    """SIGKILL to this very process, never to another that got its pid; False if it has ended already."""
+    try:
+        fd = open_pidfd(process)
+    except ProcessLookupError:
+        return False
+    try:
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time used by all threads of the process, ended ones included, in seconds.
+
+    From utime + stime of /proc/PID/stat. Its ticks are 10 ms, but the kernel scales them to the exact run time of the whole process,
+    in one read; schedstat has nanoseconds, yet of one thread only, and the sum over a role's 60 threads costs 60 reads and falls
+    when a thread ends. Raises ProcessLookupError if there is none.
+    """
+    try:
+        fields = _stat(pid)
+    except FileNotFoundError as error:
+        raise ProcessLookupError(f"pid {pid}: no such process") from error
+    return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def find_marked(run: str) -> list[ProcessId]:
+    """The living processes of a run, without the calling one."""
+    mark = f"{MARK}={run}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if mark not in file.read().split(b"\0"):
+                    continue
+            process = ProcessId(int(name), read_start_ticks(int(name)))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        if is_alive(process):
+            found.append(process)
+    return found
+
+
+def kill_marked(run: str, timeout: float, spare: Collection[int] = ()) -> int:
+    """SIGKILLs the processes of a run, except the calling one and pids in ``spare``, until two scans in a row find none.
+
+    Two, because a process may fork while it is being killed. Returns how many were killed; raises WaitTimeout naming the survivors.
+    """
+    deadline = time.monotonic() + timeout
+    killed: set[ProcessId] = set()
+    empty = 0
+    while empty < 2:
+        left = [process for process in find_marked(run) if process.pid not in spare]
+        if left and time.monotonic() > deadline:
+            names = ", ".join(f"{process.pid} ({process_state(process.pid)})" for process in left)
+            raise WaitTimeout(f"processes of run {run} survived SIGKILL for {timeout} s: {names}")
+        killed.update(process for process in left if kill(process))
+        empty = 0 if left else empty + 1
+        time.sleep(0.02)
+    return len(killed)
+
+
+def pss_bytes(run: str) -> int:
+    """Proportional memory of all processes of a run but the calling one, in bytes: shared pages are counted once."""
+    total = 0
+    for process in find_marked(run):
+        try:
+            with open(f"/proc/{process.pid}/smaps_rollup") as file:
+                total += next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return total
