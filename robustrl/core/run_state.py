@@ -134,6 +134,7 @@ class RunState:
     """Host times of the first and the last entry."""
     ended: float | None = None
     _unmarked: dict[int, list[int]] = field(default_factory=dict)
+    """Step -> trajectories of its committed state that are not marked consumed; the two events may come in either order."""
     """Step -> trajectories that its committed state names and that are not marked consumed yet."""
     _rates: dict[str, deque[tuple[float, int]]] = field(default_factory=dict)
     _generating: tuple[float, float] | None = None
@@ -164,7 +165,7 @@ class RunState:
 
     def unreconciled(self) -> list[tuple[int, list[int]]]:
         """(step, ids) of committed optimizer steps whose trajectories the log does not call consumed yet."""
-        return sorted(self._unmarked.items())
+        return [(step, ids) for step, ids in sorted(self._unmarked.items()) if ids]
 
     def tokens_per_second(self) -> dict[str, float]:
         """Rollout -> its rate over the last RATE_WINDOW seconds of samples; 0.0 for one that is not sampled any more."""
@@ -186,11 +187,9 @@ class RunState:
         Trajectories of a committed step that nobody marked any more are consumed, all others in flight are dropped; roles that did not
         fail are stopped.
         """
-        late = {step: ids for step, ids in self._unmarked.items() if ids}
-        consumed = {i for ids in late.values() for i in ids}
-        left = [i for i in self.ledger.open_ids() if i not in consumed]
-        events: list[ev.Event] = [ev.TrajectoriesConsumed(step=step, ids=ids) for step, ids in late.items()]
-        if left:
+        events: list[ev.Event] = [ev.TrajectoriesConsumed(step=step, ids=ids) for step, ids in self.unreconciled()]
+        consumed = {i for _, ids in self.unreconciled() for i in ids}
+        if left := [i for i in self.ledger.open_ids() if i not in consumed]:
             events.append(ev.TrajectoriesDropped(ids=left, reason=reason))
         for role, view in self.roles.items():
             if (old := view.state) not in (RoleState.FAILED, RoleState.STOPPED):
@@ -220,7 +219,6 @@ class RunState:
             case ev.TrajectoriesConsumed():
                 self.ledger.consume(event.ids)
                 self._unmarked[event.step] = []
-                self._unmarked.pop(event.step, None)
             case ev.TrajectoriesDropped():
                 self.ledger.drop(event.ids, event.reason)
             case ev.PullStarted():
@@ -244,8 +242,6 @@ class RunState:
                                                             event.incarnation, event.address, entry.t)
             case ev.OptimizerStepCommitted():
                 self.step = event.step
-                if event.consumed:
-                    self._unmarked[event.step] = event.consumed
                 self.step_times[event.step] = entry.t
                 self._unmarked.setdefault(event.step, event.consumed)
             case ev.StepMetrics():

@@ -190,3 +190,17 @@ def test_cheap_enough_for_a_notebook_kernel() -> None:
     for entry in entries:
         state.apply(entry)
     assert (time.perf_counter() - began) / len(entries) < 100e-6
+
+
+@pytest.mark.parametrize("mark_first", [False, True])
+def test_a_commit_and_its_mark_in_either_order(mark_first: bool) -> None:
+    log = Writer()
+    log.write("request_manager", ev.TrajectoriesStarted(batch=1, group=0, ids=[1, 2], rollout="rollout-0", version=0))
+    commit = ev.OptimizerStepCommitted(
+        step=1, version=1, digest="d", snapshot_digest="s", consumed=[1, 2], batch=1, bytes=1, holder="state_keeper-0", incarnation=1
+    )
+    mark = ev.TrajectoriesConsumed(step=1, ids=[1, 2])
+    log.write("a", mark if mark_first else commit)
+    assert RunState.of(log.entries).unreconciled() == ([] if mark_first else [(1, [1, 2])])
+    log.write("b", commit if mark_first else mark)
+    assert RunState.of(log.entries).unreconciled() == [] == RunState.of(log.entries).closing("over")
