@@ -1,0 +1,235 @@
+"""Serves staged weight versions to pullers that know the job's secret, chunk by chunk over UCX.
+
+Promises: only complete staged versions are offered; a puller that dies, stops or misbehaves costs the others nothing; no more than
+``MAX_STRANGERS`` connections that have not proved themselves live at once, each for at most 2 s. Leaves out who may pull what when
+(core/weights.py) and the truth of the bytes (the puller checks them against the manifest).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from robustrl.core.weights import Manifest
+from robustrl.transport import lane as lanes
+from robustrl.transport import settings, wire
+
+log = logging.getLogger(__name__)
+
+MAX_STRANGERS = 32
+MAX_PULLERS = 64
+MAX_CHUNKS_ASKED = 32
+"""Chunks that one puller may have asked for and not got."""
+_CALL_SECONDS = 30.0
+
+
+class _Staged:
+    def __init__(self, manifest: Manifest, buffer: np.ndarray) -> None:
+        self.manifest, self.buffer = manifest, buffer
+        self.encoded = msgspec.msgpack.encode(manifest)
+        self.sessions: dict[_Session, int] = {}
+        """Sends in flight, by session."""
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+
+class _Session:
+    """One puller that proved itself."""
+
+    def __init__(self, channel: wire.Channel, role: str, endpoint: Any) -> None:
+        self.channel, self.role, self.endpoint = channel, role, endpoint
+        self.sends: set[asyncio.Task[None]] = set()
+
+    def abort(self) -> None:
+        if not self.endpoint.closed:
+            self.endpoint.abort(period=10**8)
+
+
+class WeightServer:
+    """Listens on one address, in the UCX thread of this process. Methods may be called from any other thread."""
+
+    def __init__(self, host: str, secret: bytes, *, role: str, incarnation: int, port: int = 0, floor_seconds: float = 3.0,
+                 floor_rate: float = 16 * 2**20) -> None:
+        """``host``: the one IP to bind. A send may take ``floor_seconds`` plus the time of what is in flight at ``floor_rate`` bytes/s."""
+        self.role, self.incarnation = role, incarnation
+        self.bytes_sent = 0
+        self.refusals = 0
+        """Connections that did not prove themselves."""
+        self._secret = secret
+        self._floor_seconds, self._floor_rate = floor_seconds, floor_rate
+        self._staged: dict[int, _Staged] = {}
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._sessions: dict[asyncio.Task[None], _Session] = {}
+        self._lane = lanes.get()
+        self._listener = socket.create_server((host, port), backlog=128, reuse_port=False)
+        self._listener.setblocking(False)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._accepting: asyncio.Task[None] = self._lane.call(self._start(), _CALL_SECONDS)
+
+    # what the owner calls
+
+    def stage(self, manifest: Manifest, buffer: Any) -> None:
+        """Offers a complete version. ``buffer``: contiguous bytes (numpy uint8 or memoryview) that stay as they are until ``retire`` returned.
+
+        Raises ValueError if the buffer's size is not the manifest's or another content is staged under this number.
+        """
+        flat = np.frombuffer(buffer, dtype=np.uint8)
+        if flat.nbytes != manifest.nbytes:
+            raise ValueError(f"version {manifest.version}: buffer of {flat.nbytes} bytes, manifest says {manifest.nbytes}")
+        self._lane.call(self._stage(manifest, flat), _CALL_SECONDS)
+
+    def retire(self, version: int, timeout: float = 5.0) -> bool:
+        """Stops offering a version and returns once nothing of it is being sent: after ``timeout`` s sends that still run are cut off.
+
+        True: all sends had ended by themselves. A version that is not staged is retired already.
+        """
+        return self._lane.call(self._retire(version, timeout), timeout + _CALL_SECONDS)
+
+    @property
+    def versions(self) -> list[int]:
+        return sorted(self._staged)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Ends all connections, after waiting up to ``timeout`` s for pullers to leave by themselves."""
+        self._lane.call(self._close(timeout), timeout + _CALL_SECONDS)
+
+    # in the lane
+
+    async def _start(self) -> asyncio.Task[None]:
+        return asyncio.create_task(self._accept())
+
+    async def _stage(self, manifest: Manifest, buffer: np.ndarray) -> None:
+        there = self._staged.get(manifest.version)
+        if there is not None and there.manifest.digest != manifest.digest:
+            raise ValueError(f"version {manifest.version} is staged with digest {there.manifest.digest}, not {manifest.digest}")
+        if there is None:
+            self._staged[manifest.version] = _Staged(manifest, buffer)
+
+    async def _retire(self, version: int, timeout: float) -> bool:
+        staged = self._staged.pop(version, None)
+        if staged is None:
+            return True
+        try:
+            await asyncio.wait_for(staged.idle.wait(), timeout)
+        except TimeoutError:
+            for session in list(staged.sessions):
+                log.warning("%s: version %d is retired while %s pulls it: cut off", self.role, version, session.role)
+                session.abort()
+                session.channel.close()
+                for send in session.sends:
+                    send.cancel()
+            await asyncio.sleep(0)
+            return False
+        return True
+
+    async def _close(self, timeout: float) -> None:
+        self._accepting.cancel()
+        self._listener.close()
+        for task in self._strangers:
+            task.cancel()
+        if self._sessions:
+            await asyncio.wait(self._sessions, timeout=timeout)
+        for task in [*self._sessions, *self._strangers]:
+            task.cancel()
+        await asyncio.gather(*self._sessions, *self._strangers, self._accepting, return_exceptions=True)
+        self._staged.clear()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._listener)
+            except OSError as error:  # out of descriptors, or a connection that was gone before it was accepted
+                log.warning("%s: accept failed (%s)", self.role, error)
+                await asyncio.sleep(0.05)
+                continue
+            if len(self._strangers) >= MAX_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                oldest.cancel()
+            task = asyncio.create_task(self._meet(sock))
+            self._strangers[task] = None
+            task.add_done_callback(lambda done: self._strangers.pop(done, None))
+
+    async def _meet(self, sock: socket.socket) -> None:
+        """The hello; a stranger that passes becomes a session of its own task."""
+        channel = wire.Channel(sock)
+        try:
+            hello, answer = await asyncio.wait_for(
+                wire.admit(channel, self._secret, self.role, self.incarnation, self._lane.worker_address(), settings.machine_id()), wire.HELLO_SECONDS)
+            if len(self._sessions) >= MAX_PULLERS:
+                raise wire.ProtocolError(f"{MAX_PULLERS} pullers are connected already")
+            endpoint = await self._lane.endpoint(answer.ucx)
+        except (wire.ProtocolError, wire.Gone, TimeoutError, self._lane.ucxx.exceptions.UCXError) as error:
+            self.refusals += 1
+            log.info("%s: connection refused: %s", self.role, error or "no hello in time")
+            channel.close()
+            return
+        except asyncio.CancelledError:
+            self.refusals += 1
+            channel.close()
+            raise
+        session = _Session(channel, f"{hello.role} incarnation {hello.incarnation}", endpoint)
+        task = asyncio.create_task(self._serve(session))
+        self._sessions[task] = session
+        task.add_done_callback(lambda done: self._sessions.pop(done, None))
+
+    async def _serve(self, session: _Session) -> None:
+        try:
+            while True:
+                request = await session.channel.receive(wire.GetManifest, wire.GetChunk, wire.Bye)
+                if isinstance(request, wire.Bye):
+                    break
+                staged = self._staged.get(request.version)
+                if request.incarnation != self.incarnation or staged is None:
+                    await self._tell(session, wire.Refused(f"version {request.version} of incarnation {request.incarnation} is not staged here"))
+                elif isinstance(request, wire.GetManifest):
+                    await self._send_manifest(session, staged)
+                elif request.chunk >= len(staged.manifest.chunks) or len(session.sends) >= MAX_CHUNKS_ASKED:
+                    raise wire.ProtocolError(f"chunk {request.chunk} asked for, with {len(session.sends)} under way")
+                else:
+                    send = asyncio.create_task(self._send_chunk(session, staged, request))
+                    session.sends.add(send)
+                    send.add_done_callback(session.sends.discard)
+        except (wire.Gone, wire.ProtocolError, TimeoutError) as error:
+            log.info("%s: %s left: %s", self.role, session.role, error)
+        finally:
+            # the puller acknowledged with Bye, or it is gone: nothing that it still waits for is cut off
+            session.abort()
+            session.channel.close()
+            for send in list(session.sends):
+                send.cancel()
+
+    async def _tell(self, session: _Session, message: Any) -> None:
+        await asyncio.wait_for(session.channel.send(message), self._floor_seconds)
+
+    async def _send_manifest(self, session: _Session, staged: _Staged) -> None:
+        data, size = staged.encoded, wire.PART_BYTES
+        parts = -(-len(data) // size)
+        for index in range(parts):
+            await self._tell(session, wire.ManifestPart(index, parts, data[index * size:(index + 1) * size]))
+
+    async def _send_chunk(self, session: _Session, staged: _Staged, request: wire.GetChunk) -> None:
+        first, last = staged.manifest.span(request.chunk)
+        staged.sessions[session] = staged.sessions.get(session, 0) + 1
+        staged.idle.clear()
+        ahead = (len(session.sends) + 1) * staged.manifest.chunk_bytes
+        try:
+            await asyncio.wait_for(session.endpoint.send(staged.buffer[first:last], tag=self._lane.tag(request.tag), force_tag=True),
+                                   self._floor_seconds + ahead / self._floor_rate)
+            self.bytes_sent += last - first
+        except (TimeoutError, self._lane.ucxx.exceptions.UCXError) as error:
+            log.info("%s: chunk %d of version %d to %s: %s", self.role, request.chunk, request.version, session.role, error or "not taken in time")
+            session.abort()
+            session.channel.close()
+        finally:
+            staged.sessions[session] -= 1
+            if not staged.sessions[session]:
+                del staged.sessions[session]
+            if not staged.sessions:
+                staged.idle.set()

@@ -1,0 +1,104 @@
+"""UCX's settings, made in one place before ucxx is imported, and what can be said about the UCX that is there.
+
+UCX reads its environment once. ``apply`` is called first in every process that moves weights; variables that the user has set win.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from robustrl.errors import ConfigError, MissingExtra
+
+_COMMON = {"UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_LEVEL": "fatal"}  # a dead peer is ours to report, not UCX's
+_TCP = {"UCX_TLS": "tcp", "UCX_RNDV_SCHEME": "put_zcopy"}
+_SHM = {"UCX_TLS": "posix,tcp", "UCX_POSIX_ERROR_HANDLING": "y"}
+_SETTINGS: dict[str, dict[str, str]] = {"tcp": _TCP, "shm": _SHM, "auto": {}}
+_CHOICES = "must be one of 'shm' (one machine; tcp where a peer is elsewhere), 'tcp', 'auto' (what UCX finds, RDMA and CUDA included)"
+_applied: dict[str, str] | None = None
+
+
+def apply(transport: str = "shm", shm_dir: str | None = None) -> None:
+    """Sets the ``UCX_*`` variables that ``transport`` needs. ``shm_dir``: folder for UCX's shared-memory files.
+
+    Raises ConfigError for an unknown transport, and RuntimeError if ucxx is imported already under other settings.
+    """
+    global _applied
+    if transport not in _SETTINGS:
+        raise ConfigError("transport", transport, _CHOICES)
+    wanted = _COMMON | _SETTINGS[transport] | ({"UCX_POSIX_DIR": shm_dir} if shm_dir else {})
+    if "ucxx" in sys.modules and wanted != _applied:
+        raise RuntimeError(f"UCX settings {wanted} come too late: ucxx is imported already with {_applied or 'settings of its own'}; "
+                           "call robustrl.transport.settings.apply before anything imports ucxx")
+    for name, value in wanted.items():
+        if name not in os.environ or (_applied or {}).get(name) == os.environ[name]:
+            os.environ[name] = value
+    _applied = wanted
+
+
+def in_use() -> str:
+    """Short name of the transport between two processes of this machine, as set: ``shm``, ``tcp``, or ``auto``."""
+    listed = os.environ.get("UCX_TLS", "")
+    if not listed:
+        return "auto"
+    return "shm" if any(name in listed for name in ("posix", "sysv", "shm", "sm")) else listed.split(",")[0]
+
+
+def between(same_machine: bool) -> str:
+    """Short name of the transport to a peer: shared memory serves one machine only."""
+    name = in_use()
+    return "tcp" if name == "shm" and not same_machine else name
+
+
+def machine_id() -> str:
+    """Equal for two processes that can share memory: boot and IPC namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{boot.read_text().strip() if boot.exists() else ''}/{os.stat('/proc/self/ns/ipc').st_ino if os.path.exists('/proc/self/ns/ipc') else 0}"
+
+
+def import_ucxx() -> Any:
+    """The ucxx module; raises MissingExtra with the way to install it. Applies the default settings if nobody did."""
+    if "ucxx" not in sys.modules and _applied is None:
+        apply()
+    try:
+        import ucxx
+    except ImportError as error:
+        raise MissingExtra(f"ucxx cannot be imported ({error}); pip install 'robustrl[job]', or ucxx from conda-forge for RDMA") from error
+    return ucxx
+
+
+def describe() -> dict[str, Any]:
+    """For ``doctor``: UCX and ucxx versions, the library loaded, transports, RDMA and CUDA or not. Without ucxx: ``installed`` False and ``hint``."""
+    try:
+        ucxx = import_ucxx()
+    except MissingExtra as error:
+        return {"installed": False, "hint": str(error)}
+    maps = Path("/proc/self/maps")
+    library = next((line.split()[-1] for line in maps.read_text().splitlines() if "libucp.so" in line), "unknown") if maps.exists() else "unknown"
+    transports = _transports(library)
+    return {
+        "installed": True,
+        "ucxx": ucxx.__version__,
+        "ucx": ".".join(map(str, ucxx.get_ucx_version())),
+        "library": library,
+        "transports": transports,
+        "rdma": any(name.startswith(("rc", "dc", "ud")) for name in transports),
+        "cuda": any(name.startswith("cuda") for name in transports),
+        "in_use": in_use(),
+        "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith("UCX_")},
+    }
+
+
+def _transports(library: str) -> list[str]:
+    """Names of the transports that this UCX offers here, by its own tool; empty where the tool is missing."""
+    beside = Path(library).parent.parent / "bin" / "ucx_info"
+    tool = str(beside) if beside.exists() else shutil.which("ucx_info")
+    if not tool:
+        return []
+    environment = {name: value for name, value in os.environ.items() if name != "UCX_TLS"} | {"LD_LIBRARY_PATH": str(Path(library).parent)}
+    found = subprocess.run([tool, "-d"], capture_output=True, text=True, timeout=20, env=environment, check=False)
+    return sorted({line.split("Transport:")[1].strip() for line in found.stdout.splitlines() if "Transport:" in line})
