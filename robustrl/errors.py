@@ -40,3 +40,7 @@ class RewardError(RobustRLError):
 
 class WeightsError(RobustRLError):
     """A weight pull or commit failed; the text names peer, version, chunk and transport."""
+
+
+class TrainingError(RobustRLError):
+    """An optimizer step met a loss or gradient that is not finite; the text names the step and which of them."""
