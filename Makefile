@@ -67,7 +67,7 @@ lab: $(STAMP)
 	@$(BIN)/jupyter lab notebooks
 
 bench: $(STAMP)
-	@$(BIN)/robustrl bench $(NAME)
+	@for name in $(or $(NAME),$(notdir $(basename $(wildcard tests/benchmarks/[a-z]*.py)))); do $(BIN)/robustrl bench $$name; done
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

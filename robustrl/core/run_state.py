@@ -135,7 +135,6 @@ class RunState:
     ended: float | None = None
     _unmarked: dict[int, list[int]] = field(default_factory=dict)
     """Step -> trajectories of its committed state that are not marked consumed; the two events may come in either order."""
-    """Step -> trajectories that its committed state names and that are not marked consumed yet."""
     _rates: dict[str, deque[tuple[float, int]]] = field(default_factory=dict)
     _generating: tuple[float, float] | None = None
 
