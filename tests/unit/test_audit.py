@@ -47,22 +47,27 @@ def test_a_good_log_passes(**shape) -> None:
     assert forge(entries) == entries, "the forger of these tests leaves no trace of its own"
 
 
-STEP_2 = lambda event: event.step == 2
-LATE = lambda event: event.version == 2
+def of_step_2(event) -> bool:
+    return event.step == 2
+
+
+def of_version_2(event) -> bool:
+    return event.version == 2
+
 
 REMOVED = [
     (ev.RunStarted, None, "config"),
     (ev.RunEnded, None, "closing"),
     (ev.EndDecided, None, "closing"),
-    (ev.OptimizerStepCommitted, STEP_2, "steps"),
+    (ev.OptimizerStepCommitted, of_step_2, "steps"),
     (ev.OptimizerStepCommitted, lambda event: event.step == 3, "steps"),
     (ev.TrajectoriesStarted, None, "ledger"),
-    (ev.TrajectoriesConsumed, STEP_2, "ledger"),
+    (ev.TrajectoriesConsumed, of_step_2, "ledger"),
     (ev.TrajectoriesDropped, None, "ledger"),
     (ev.TrajectoriesFinished, None, "finished"),
-    (ev.VersionAnnounced, LATE, "versions"),
+    (ev.VersionAnnounced, of_version_2, "versions"),
     (ev.PullCommitted, lambda event: event.version == 0, "staleness"),
-    (ev.StepMetrics, STEP_2, "metrics"),
+    (ev.StepMetrics, of_step_2, "metrics"),
     (ev.RoleStarted, None, "roles"),
     (ev.RoleReady, None, "roles"),
     (ev.RoleStateChanged, lambda event: event.new == "stale", "roles"),
@@ -80,14 +85,14 @@ DOUBLED = [
     (ev.RunStarted, None, "config"),
     (ev.EndDecided, None, "closing"),
     (ev.RunEnded, None, "closing"),
-    (ev.OptimizerStepCommitted, STEP_2, "steps"),
+    (ev.OptimizerStepCommitted, of_step_2, "steps"),
     (ev.TrajectoriesStarted, None, "ledger"),
-    (ev.TrajectoriesConsumed, STEP_2, "ledger"),
+    (ev.TrajectoriesConsumed, of_step_2, "ledger"),
     (ev.TrajectoriesDropped, None, "ledger"),
     (ev.TrajectoriesFinished, None, "finished"),
-    (ev.VersionAnnounced, LATE, "versions"),
-    (ev.PullCommitted, LATE, "pulls"),
-    (ev.StepMetrics, STEP_2, "metrics"),
+    (ev.VersionAnnounced, of_version_2, "versions"),
+    (ev.PullCommitted, of_version_2, "pulls"),
+    (ev.StepMetrics, of_step_2, "metrics"),
     (ev.RoleStarted, None, "roles"),
     (ev.RoleReady, None, "roles"),
     (ev.RoleStateChanged, None, "roles"),
@@ -107,32 +112,32 @@ ALTERED = [
     (ev.RunEnded, {"status": "splendid"}, None, "closing"),
     (ev.EndDecided, {"status": "failed"}, None, "closing"),
     (ev.RunStarted, {"config": lambda config: config | {"steps": 4}}, None, "steps"),
-    (ev.OptimizerStepCommitted, {"step": 3}, STEP_2, "steps"),
-    (ev.OptimizerStepCommitted, {"batch": 1}, STEP_2, "steps"),
-    (ev.OptimizerStepCommitted, {"version": 9}, STEP_2, "steps"),
-    (ev.OptimizerStepCommitted, {"consumed": lambda ids: [*ids, 1]}, STEP_2, "steps"),
-    (ev.OptimizerStepCommitted, {"consumed": lambda ids: ids[1:]}, STEP_2, "consumption"),
-    (ev.OptimizerStepCommitted, {"digest": "f" * 32}, STEP_2, "digest"),
+    (ev.OptimizerStepCommitted, {"step": 3}, of_step_2, "steps"),
+    (ev.OptimizerStepCommitted, {"batch": 1}, of_step_2, "steps"),
+    (ev.OptimizerStepCommitted, {"version": 9}, of_step_2, "steps"),
+    (ev.OptimizerStepCommitted, {"consumed": lambda ids: [*ids, 1]}, of_step_2, "steps"),
+    (ev.OptimizerStepCommitted, {"consumed": lambda ids: ids[1:]}, of_step_2, "consumption"),
+    (ev.OptimizerStepCommitted, {"digest": "f" * 32}, of_step_2, "digest"),
     (ev.TrajectoriesStarted, {"ids": lambda ids: [*ids[:-1], 9999]}, None, "ledger"),
     (ev.TrajectoriesStarted, {"version": 7}, None, "staleness"),
     (ev.TrajectoriesStarted, {"rollout": "rollout-9"}, None, "staleness"),
-    (ev.TrajectoriesConsumed, {"ids": lambda ids: ids[1:]}, STEP_2, "ledger"),
-    (ev.TrajectoriesConsumed, {"step": 9}, STEP_2, "consumption"),
+    (ev.TrajectoriesConsumed, {"ids": lambda ids: ids[1:]}, of_step_2, "ledger"),
+    (ev.TrajectoriesConsumed, {"step": 9}, of_step_2, "consumption"),
     (ev.TrajectoriesDropped, {"ids": [1]}, None, "ledger"),
     (ev.TrajectoriesFinished, {"group": 5}, None, "finished"),
     (ev.TrajectoriesFinished, {"rewards": lambda rewards: rewards[1:]}, None, "finished"),
     (ev.TrajectoriesFinished, {"tokens": lambda tokens: [n + 1 for n in tokens]}, None, "staleness"),
     (ev.TrajectoriesFinished, {"versions": lambda runs: [[(8, n) for _, n in run] for run in runs]}, None, "staleness"),
-    (ev.VersionAnnounced, {"version": 1}, LATE, "versions"),
-    (ev.VersionAnnounced, {"version": 9}, LATE, "versions"),
-    (ev.VersionAnnounced, {"digest": "f" * 32}, LATE, "digest"),
-    (ev.PullStarted, {"version": 9}, LATE, "pulls"),
-    (ev.PullCommitted, {"version": 1}, LATE, "digest"),
-    (ev.PullCommitted, {"version": 1, "digest": f"{1:032x}"}, LATE, "pulls"),
-    (ev.PullCommitted, {"digest": "f" * 32}, LATE, "digest"),
-    (ev.PullCommitted, {"probe_gap": 0.5}, LATE, "pulls"),
-    (ev.PullCommitted, {"incarnation": 2}, LATE, "pulls"),
-    (ev.StepMetrics, {"step": 1}, STEP_2, "metrics"),
+    (ev.VersionAnnounced, {"version": 1}, of_version_2, "versions"),
+    (ev.VersionAnnounced, {"version": 9}, of_version_2, "versions"),
+    (ev.VersionAnnounced, {"digest": "f" * 32}, of_version_2, "digest"),
+    (ev.PullStarted, {"version": 9}, of_version_2, "pulls"),
+    (ev.PullCommitted, {"version": 1}, of_version_2, "digest"),
+    (ev.PullCommitted, {"version": 1, "digest": f"{1:032x}"}, of_version_2, "pulls"),
+    (ev.PullCommitted, {"digest": "f" * 32}, of_version_2, "digest"),
+    (ev.PullCommitted, {"probe_gap": 0.5}, of_version_2, "pulls"),
+    (ev.PullCommitted, {"incarnation": 2}, of_version_2, "pulls"),
+    (ev.StepMetrics, {"step": 1}, of_step_2, "metrics"),
     (ev.EvaluationDone, {"version": 9}, None, "metrics"),
     (ev.RoleStarted, {"incarnation": 3}, None, "roles"),
     (ev.RoleStateChanged, {"new": "healthy"}, lambda event: event.new == "stale", "roles"),
@@ -153,7 +158,7 @@ def test_every_rule_has_a_test_that_breaks_it() -> None:
 
 def test_an_event_moved_before_its_cause() -> None:
     entries = made_log()
-    commit = first(entries, ev.OptimizerStepCommitted, STEP_2)
+    commit = first(entries, ev.OptimizerStepCommitted, of_step_2)
     assert isinstance(entries[commit + 1].event, ev.VersionAnnounced)
     entries[commit], entries[commit + 1] = entries[commit + 1], entries[commit]
     assert rules(forge(entries)) == ["versions"]
