@@ -131,6 +131,8 @@ _AT_MOST = {"sampling.top_p": 1.0, "grpo.clip": 1.0}
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
+EXTRAS = {"ray": "job", "torch": "job", "transformers": "job", "ucxx": "job", "cloudpickle": "job", "vllm": "vllm-cpu"}
+"""Package that a job imports -> the extra that brings it (vllm on a GPU machine: ``gpu``)."""
 _GIB = 1 << 30
 _BASE = 0.5
 """GiB, from PSS measured on the reference machine: host, raylet and agents, engines with a tiny model, light roles."""
@@ -196,13 +198,10 @@ def check_machine(config: JobConfig, available: tuple[int, str] | None = None) -
     """Whether it can run here: the packages of the extras and, for a cluster of our own, memory. ``available``: bytes and where the bound
     comes from, measured if not given. Raises MissingExtra, ConfigError.
     """
-    needed = {"ray": "every job", "ucxx": "the weight plane", "torch": "the trainer", "transformers": "models",
-              "cloudpickle": "a reward function"}
-    if config.engine == "vllm":
-        needed["vllm"] = "engine='vllm' (engine='torch' does without)"
-    for package, purpose in needed.items():
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtra(f"{package} is not installed, and {purpose} needs it: pip install 'robustrl[job]'")
+    for package, extra in EXTRAS.items():
+        if importlib.util.find_spec(package) is None and (package != "vllm" or config.engine == "vllm"):
+            hint = "; engine='torch' does without" if package == "vllm" else ""
+            raise MissingExtra(f"{package} is not installed; it comes with the extra [{extra}]: pip install 'robustrl[{extra}]'{hint}")
     if config.address is None:
         from .runtime.machine import available_memory
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
-import signal
 import subprocess
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -25,10 +23,11 @@ from .config import JobConfig
 from .core import events as ev
 from .core.run_state import RoleView, RunState
 from .errors import HostGone, JobFailed, RobustRLError, WaitTimeout
-from .runtime import registry, wire
+from .runtime import processes, wire
 from .runtime.registry import JobEntry
 from .tables import Events, Table, trajectories
 
+T = TypeVar("T")
 _POLL = 0.1
 """Seconds between two looks where nothing can wake us: for a socket to appear, a process to end."""
 _SWEEP = 15.0
@@ -153,11 +152,21 @@ class Job:
             self._kill_host(timeout)
             self._host_gone(_SWEEP)
 
+    def follow(self, seconds: float) -> bool:
+        """Whether the job has ended, after waiting at most ``seconds`` for that. For those who draw."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.over, seconds)
+
+    def read(self, draw: Callable[[RunState], T]) -> T:
+        """``draw(state)`` while nothing changes: keep it short."""
+        with self._changed:
+            return draw(self._state)
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         from .display import html_job
 
-        with self._changed:
-            return {"text/plain": repr(self), "text/html": html_job(self._state, self.status, self.reason, str(self.run_dir))}
+        drawn = self.read(lambda state: html_job(state, self.status, self.reason, str(self.run_dir)))
+        return {"text/plain": repr(self), "text/html": drawn}
 
     def __repr__(self) -> str:
         reason = f" ({self.reason.splitlines()[0]})" if self.reason else ""
@@ -207,9 +216,8 @@ class Job:
 
     def _client_now(self) -> wire.HostClient:
         with self._changed:
-            if self._client is None and not self.over:
-                self._changed.wait_for(lambda: self._client or self.over, _CONNECT)
-            if self._client is None:
+            self._changed.wait_for(lambda: self._client or self.over, _CONNECT)
+            if self._client is None or self.over:
                 self._waited(None, _CONNECT)  # raises for a failed or silent host
                 raise HostGone(f"job {self.name!r} has ended ({self.status}): {self.reason}")
             return self._client
@@ -226,14 +234,14 @@ class Job:
         return True
 
     def _host_gone(self, timeout: float) -> bool:
-        gone = registry.wait_gone(self._entry.host_pid, self._entry.host_ticks, timeout)
+        gone = processes.wait_exit(self._entry.host, timeout)
         if gone and self._process:
             self._process.wait(_CONNECT)  # a zombie until then
         return gone
 
     def _kill_host(self, timeout: float) -> None:
         warnings.warn(f"the host of job {self.name!r} did not end within {timeout:g} s and was killed", RuntimeWarning, stacklevel=3)
-        kill_host(self._entry)
+        processes.kill(self._entry.host)
 
     # -- following the log, on a private thread --------------------------------------------------------------------------------------------
 
@@ -401,11 +409,6 @@ class Roles(Mapping[str, RoleHandle]):
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self.values())) or "<no roles yet>"
-
-
-def kill_host(entry: JobEntry) -> None:
-    if entry.alive:
-        os.kill(entry.host_pid, signal.SIGKILL)
 
 
 def _tail(path: Path, lines: int) -> list[str]:

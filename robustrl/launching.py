@@ -20,8 +20,8 @@ import msgspec
 from . import config as configuration
 from .config import JobConfig
 from .errors import ConfigError, HostGone, MissingExtra, WaitTimeout
-from .job import Job, kill_host
-from .runtime import machine, registry, wire
+from .job import Job
+from .runtime import processes, registry, wire
 from .runtime.registry import JobEntry
 
 _HOST = ("-m", "robustrl.runtime.host")
@@ -46,7 +46,7 @@ def launch(config: JobConfig | None = None, *, reward: Callable[..., list[float]
     configuration.check_machine(config)
     with registry.locked():
         live = registry.find(config.name)
-        mine = live is not None and (live.owner_pid, live.owner_ticks) == _me()
+        mine = live is not None and live.owner == _me()
         if live and config.address is not None and _same_job(live, config, pickled):
             return Job(live)
         registry.check_name(config.name, live.run if live and mine else None)
@@ -64,22 +64,22 @@ def attach(name: str) -> Job:
     raise ConfigError("name", name, f"no live job has this name on this machine; there are: {names}")
 
 
-def _me() -> tuple[int, int]:
-    return os.getpid(), machine.start_ticks(os.getpid()) or 0
+def _me() -> processes.ProcessId:
+    return processes.ProcessId(os.getpid(), processes.read_start_ticks(os.getpid()))
 
 
 def _start(config: JobConfig, pickled: bytes | None, replaces: str | None) -> Job:
     run = registry.new_run_id(config.name)
     address = f"unix:{registry.socket_path(run)}"
     folder = Path(config.run_dir).expanduser().absolute() / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}-{run[-6:]}"
-    pid, ticks = _me()
+    me = _me()
     try:
         (folder / "logs").mkdir(parents=True)
         if pickled is not None:
             _write_private(folder / "reward.pkl", pickled)
             config = msgspec.structs.replace(config, reward=str(folder / "reward.pkl"))
         (folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
-        note = registry.HostFile(run=run, owner_pid=pid, owner_ticks=ticks, keep_alive=config.outlives_owner, replaces=replaces)
+        note = registry.HostFile(run=run, owner_pid=me.pid, owner_ticks=me.start_ticks, keep_alive=config.outlives_owner, replaces=replaces)
         (folder / "job.json").write_bytes(msgspec.json.encode(note))
         _point_latest(folder)
         output = os.open(folder / "logs" / "host.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -91,8 +91,8 @@ def _start(config: JobConfig, pickled: bytes | None, replaces: str | None) -> Jo
             start_new_session=True, env=os.environ | {registry.RUN_VARIABLE: run})
     finally:
         os.close(output)
-    entry = JobEntry(name=config.name, run=run, run_dir=str(folder), host_pid=process.pid, host_ticks=machine.start_ticks(process.pid) or 0,
-                     owner_pid=pid, owner_ticks=ticks, address=address)
+    entry = JobEntry(name=config.name, run=run, run_dir=str(folder), host_pid=process.pid,
+                     host_ticks=processes.read_start_ticks(process.pid), owner_pid=me.pid, owner_ticks=me.start_ticks, address=address)
     registry.write(entry)
     return Job(entry, process)
 
@@ -147,4 +147,4 @@ def _end_replaced(entry: JobEntry, successor: str, patience: float = 60.0) -> No
             return
         except (HostGone, WaitTimeout):  # it may not listen yet
             time.sleep(_POLL)
-    kill_host(entry)
+    processes.kill(entry.host)

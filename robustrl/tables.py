@@ -80,5 +80,5 @@ def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
     try:
         import pandas
     except ImportError as error:
-        raise MissingExtra(f"to_pandas() needs pandas ({error}): pip install 'robustrl[job]'") from error
+        raise MissingExtra(f"to_pandas() needs pandas ({error}): pip install 'robustrl[views]'") from error
     return pandas.DataFrame(rows)

@@ -20,10 +20,10 @@ from pathlib import Path
 import msgspec
 
 from ..errors import ConfigError, RobustRLError
-from .machine import is_alive
+from .processes import MARK, ProcessId, is_alive, wait_exit
 
 TMP_VARIABLE = "ROBUSTRL_TMP"
-RUN_VARIABLE = "ROBUSTRL_RUN"
+RUN_VARIABLE = MARK
 """Set to the run id in the environment of every process of a run."""
 _MAX_SOCKET_PATH = 100
 """Bytes; the kernel takes 107."""
@@ -43,8 +43,16 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Needed at a TCP address."""
 
     @property
+    def host(self) -> ProcessId:
+        return ProcessId(self.host_pid, self.host_ticks)
+
+    @property
+    def owner(self) -> ProcessId:
+        return ProcessId(self.owner_pid, self.owner_ticks)
+
+    @property
     def alive(self) -> bool:
-        return is_alive(self.host_pid, self.host_ticks)
+        return is_alive(self.host)
 
 
 class HostFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +118,7 @@ def claim(entry: JobEntry, replaces: str | None = None) -> None:
 def check_name(name: str, *allowed: str | None) -> None:
     """Raises ConfigError unless no live job has this name, those with an ``allowed`` run id aside."""
     if (other := find(name)) and other.run not in allowed:
-        owner = f"owned by process {other.owner_pid}" if is_alive(other.owner_pid, other.owner_ticks) else "whose owner has ended"
+        owner = f"owned by process {other.owner_pid}" if is_alive(other.owner) else "whose owner has ended"
         raise ConfigError("name", name, f"in use by the live run {other.run} (host {other.host_pid}), {owner}: "
                           f"robustrl.attach({name!r}) connects to it, `robustrl stop {name}` ends it, or choose another name")
 
@@ -151,12 +159,7 @@ def find(name: str) -> JobEntry | None:
 
 def wait_gone(pid: int, ticks: int, timeout: float) -> bool:
     """Whether that process has ended, after waiting at most ``timeout`` seconds for it."""
-    deadline = time.monotonic() + timeout
-    while is_alive(pid, ticks):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+    return wait_exit(ProcessId(pid, ticks), timeout)
 
 
 @contextmanager

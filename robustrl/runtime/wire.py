@@ -225,7 +225,7 @@ class HostClient:
         self._sending = threading.Lock()
         self._calls: dict[int, Future[Any]] = {}
         self._acks: dict[tuple[str, int], list[tuple[int, Future[None]]]] = {}
-        self._on_lines: Callable[[list[bytes]], None] | None = None
+        self._on_lines: Callable[[list[bytes]], object] | None = None
         self._closed = False
         scheme, place = parse_address(address)
         self._socket = socket.socket(socket.AF_UNIX if scheme == "unix" else socket.AF_INET, socket.SOCK_STREAM)
@@ -267,7 +267,7 @@ class HostClient:
         self._send(Emit(_encoder.encode(events)))
         self._wait(future, timeout, f"the host's word that event {last.n} of {last.source} is written")
 
-    def subscribe(self, on_lines: Callable[[list[bytes]], None], after: int = 0) -> None:
+    def subscribe(self, on_lines: Callable[[list[bytes]], object], after: int = 0) -> None:
         """From now on ``on_lines`` gets the log's lines with a seq above ``after``, in order, on the private thread. Once per client."""
         self._on_lines = on_lines
         self._send(Subscribe(after))

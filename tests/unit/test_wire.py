@@ -49,8 +49,8 @@ class Host:
         while message := await wire.read_message(reader):
             match message:
                 case wire.Call(id=number, verb="fail", args=args):
-                    kind = {"config": ConfigError("steps", 0, "must be at least 1"), "job": JobFailed("rollout-1 died"), "other": KeyError("x"),
-                            "late": WaitTimeout("the pull was late")}[args["kind"]]
+                    kind = {"config": ConfigError("steps", 0, "must be at least 1"), "job": JobFailed("rollout-1 died"),
+                            "other": KeyError("x"), "late": WaitTimeout("the pull was late")}[args["kind"]]
                     wire.write_message(writer, wire.Result(number, error=wire.Failure.of(kind)))
                 case wire.Call(verb="silence"):
                     pass
@@ -85,7 +85,8 @@ def client(host):
 
 
 def test_a_call_comes_back_with_its_answer(client):
-    assert client.call("echo", 5, text="a", number=[1, 2.5, None], timeout=3) == ["client", {"text": "a", "number": [1, 2.5, None], "timeout": 3}]
+    arguments = {"text": "a", "number": [1, 2.5, None], "timeout": 3}
+    assert client.call("echo", 5, **arguments) == ["client", arguments]
 
 
 def test_the_socket_is_for_its_owner_only(host, tmp_path):

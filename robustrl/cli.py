@@ -1,0 +1,152 @@
+"""The command line: ``robustrl demo | run CONFIG | audit RUN | ps | stop | doctor | bench NAME``.
+
+Tables and messages go to stderr, results to stdout. Exit status: 0 done; 1 failed, with the reason; 2 wrong usage or a setting that cannot
+be accepted; 130 ended by Ctrl-C, which also ends the job that the command started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError, MissingExtra, RobustRLError
+
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    try:
+        status: int = arguments.command(arguments)
+        return status
+    except (ConfigError, MissingExtra) as error:
+        print(f"robustrl: {error}", file=sys.stderr)
+        return 2
+    except RobustRLError as error:
+        print(f"robustrl: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="robustrl", description="A live RL post-training job, every role a process of its own.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, function: Any, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(command=function)
+        return command
+
+    demo = add("demo", _demo, "Run the bundled job to its end, and print its figures as one JSON line.")
+    demo.add_argument("--profile", choices=("lab", "class"), default="lab", help="class: for small containers (default: lab)")
+    demo.add_argument("--steps", type=int, help="optimizer steps (default: 60)")
+    demo.add_argument("--seed", type=int)
+    demo.add_argument("--json", action="store_true", help="print nothing but the JSON line")
+    run = add("run", _run, "Run the job that a TOML or JSON file describes, with the names of JobConfig.")
+    run.add_argument("config", type=Path, metavar="CONFIG")
+    run.add_argument("--json", action="store_true", help="print nothing but the JSON line")
+    audit = add("audit", _audit, "Check a run's log by itself; names the first violated rule.")
+    audit.add_argument("run", type=Path, metavar="RUN", help="run directory, e.g. runs/latest, or its events.jsonl")
+    add("ps", _ps, "List your live jobs on this machine.")
+    stop = add("stop", _stop, "End a live job, or all of them.")
+    which = stop.add_mutually_exclusive_group(required=True)
+    which.add_argument("name", nargs="?", metavar="NAME")
+    which.add_argument("--all", action="store_true")
+    doctor = add("doctor", _doctor, "Say what this machine has for a job, and what to do about what is missing.")
+    doctor.add_argument("--json", action="store_true")
+    bench = add("bench", _bench, "Run a benchmark (from a checkout).")
+    bench.add_argument("name", metavar="NAME")
+    bench.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="options of the benchmark, e.g. --json")
+    return parser
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    settings = {"name": "demo", "profile": arguments.profile, "steps": arguments.steps, "seed": arguments.seed}
+    return _run_to_end({name: value for name, value in settings.items() if value is not None}, arguments.json)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import msgspec
+
+    from .config import load_config
+
+    return _run_to_end(msgspec.structs.asdict(load_config(arguments.config)), arguments.json)
+
+
+def _run_to_end(settings: dict[str, Any], quiet: bool) -> int:
+    from .display import watch
+    from .launching import launch
+    from .summary import summarize
+
+    job = launch(**settings)
+    try:
+        if quiet:
+            job.wait()
+        else:
+            print(f"{job.run_dir}: {job.config.steps} optimizer steps of {job.config.task}, model {job.config.model}; Ctrl-C ends the job",
+                  file=sys.stderr)
+            watch(job)
+            job.wait()
+        return 0 if job.status == "done" else 1
+    except KeyboardInterrupt:
+        print("ending the job", file=sys.stderr)
+        return _INTERRUPTED
+    finally:
+        job.stop()
+        if (job.run_dir / "events.jsonl").exists():
+            print(json.dumps(summarize(job.run_dir)), flush=True)
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    from .core.audit import RULES, audit
+    from .runtime.event_log import read_log
+
+    path = arguments.run / "events.jsonl" if arguments.run.is_dir() else arguments.run
+    entries = read_log(path)
+    if findings := audit(entries):
+        print(f"{path}: violates {findings[0]}" + (f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""))
+        return 1
+    print(f"{path}: {len(entries)} entries satisfy all {len(RULES)} rules: {', '.join(RULES)}")
+    return 0
+
+
+def _ps(arguments: argparse.Namespace) -> int:
+    from .runtime.registry import live_jobs
+
+    for entry in live_jobs():
+        print(f"{entry.name}\trun {entry.run}\thost {entry.host_pid}\towner {entry.owner_pid}\t{entry.run_dir}")
+    return 0
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    from .job import Job
+    from .launching import attach
+    from .runtime.registry import live_jobs
+
+    jobs = [Job(entry) for entry in live_jobs()] if arguments.all else [attach(arguments.name)]
+    for job in jobs:
+        job.stop()
+        print(f"{job.name} (run {job.run}) has ended")
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from . import doctor
+
+    return doctor.run(as_json=arguments.json)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    checkout = Path(__file__).parent.parent
+    names = sorted(path.stem for path in (checkout / "tests" / "benchmarks").glob("[a-z]*.py"))
+    if not names:
+        raise RobustRLError(f"the benchmarks are part of a checkout of RobustRL, and {checkout} is none: clone it and run it there")
+    if arguments.name not in names:
+        raise ConfigError("NAME", arguments.name, f"must be one of {', '.join(names)}")
+    sys.path.insert(0, str(checkout))
+    status: int = importlib.import_module(f"tests.benchmarks.{arguments.name}").main(arguments.arguments)
+    return status
