@@ -125,7 +125,8 @@ class RunState:
     evaluations: list[ev.EvaluationDone] = field(default_factory=list)
     warnings: list[tuple[float, str]] = field(default_factory=list)
     ucx_bytes: Counter[str] = field(default_factory=Counter)
-    """Transport -> bytes received over UCX, discarded ones included."""
+    """Transport -> bytes received over UCX for the versions that were committed, discarded chunks included."""
+    discarded_bytes: int = 0
     tokens: Counter[str] = field(default_factory=Counter)
     """Rollout -> tokens generated, over all its lives."""
     seq: int = 0
@@ -231,8 +232,7 @@ class RunState:
                 if pull := self.pulls.get(event.target):
                     pull.source = event.new_source
             case ev.PullDiscarded():
-                ended = self.pulls.pop(event.target, None)
-                self.ucx_bytes[ended.transport if ended else "unknown"] += event.bytes
+                self.discarded_bytes += event.bytes
             case ev.VersionRefused():
                 self.pulls.pop(event.role, None)
                 self.refused.append(event)
