@@ -34,7 +34,8 @@ def solve(prompt: str) -> tuple[str, str]:
     return str(value), f"<{prompt[0]}{''.join(steps)}>{value}"
 
 
-def answer_reward(prompts: list[Any], completions: list[Any], *, answer: list[str], finish: list[str] | None = None, **_: Any) -> list[float]:
+def answer_reward(prompts: list[Any], completions: list[Any], *, answer: list[str], finish: list[str] | None = None,
+                  **_: Any) -> list[float]:
     """1.0 where the sequence ended by itself and what follows its last ``>`` is the answer, else 0.0."""
     ends = finish or ["stop"] * len(completions)
     return [float(end == "stop" and completion_text(completion).rpartition(">")[2].strip() == right)

@@ -64,7 +64,8 @@ class _Rows(Task):
             return Prompt(value, columns)
         if isinstance(value, list) and value and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
             return Prompt("\n".join(f"{m['role']}: {m['content']}" for m in value), columns, value)
-        raise ConfigError("task", self.name, f"{where}: the prompt must be a text or a list of messages with role and content, not {value!r:.80}")
+        raise ConfigError("task", self.name, f"{where}: the prompt must be a text or a list of messages with role and content, "
+                                             f"not {value!r:.80}")
 
 
 class JsonLines(_Rows):

@@ -3,10 +3,10 @@
 Three policies meet in it. The *behaviour* policy generated the tokens: the engine, at a version that may be an optimizer step old (or two
 versions within one trajectory). The *old* policy is the trainer's at the start of the optimizer step, on the same tokens. The *current*
 policy is what the gradient moves. This package makes one gradient step per batch, so current equals old in value, the clipped ratio is
-exactly 1 and the clip is inactive (clip_fraction is 0): the ratio is there for its gradient. What corrects for stale or numerically different
-engines is the importance weight old / behaviour, truncated at a cap and held constant in the gradient. The two are kept apart, as in
-"decoupled PPO" (Hilton et al., arXiv 2110.00641; AReaL, arXiv 2505.24298), because clipping against the behaviour policy would
-silence tokens for being stale rather than for being pushed too far.
+exactly 1 and the clip is inactive (clip_fraction is 0): the ratio is there for its gradient. What corrects for stale weights and for an
+engine that rounds differently is the importance weight old / behaviour, truncated at a cap and held constant in the gradient. The two are
+kept apart, as in "decoupled PPO" (Hilton et al., arXiv 2110.00641; AReaL, arXiv 2505.24298), because clipping against the behaviour
+policy would silence tokens for being stale rather than for being pushed too far.
 
 All functions work on plain float tensors of any one shape, one entry per token; ``mask`` is 1 where the model chose the token.
 """

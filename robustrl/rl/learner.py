@@ -90,7 +90,7 @@ class Learner:
         if self._world > 1:
             self._reduce(sums, weight_max)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
-        norm = float(grad_norm.full_tensor() if hasattr(grad_norm, "full_tensor") else grad_norm)
+        norm = float(_full(grad_norm))
         metrics = dict(zip(_SUMS, (sums / tokens).tolist(), strict=True))
         if not all(map(torch.isfinite, (sums[0], torch.tensor(norm)))):
             what = f"loss = {metrics['loss']}" if not torch.isfinite(sums[0]) else f"gradient norm = {norm}"
@@ -181,39 +181,35 @@ class Learner:
             return logp.gather(-1, inputs[0, 1:, None]).squeeze(-1).tolist()
 
     def weights(self) -> dict[str, Tensor]:
-        """The full state dict, a tied ``lm_head.weight`` included. On CPU these are the live tensors: copy before the next step. Collective where sharded."""
-        return {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach() for name, tensor in self.model.state_dict().items()}
+        """The full state dict, a tied ``lm_head.weight`` included. Collective where sharded.
+
+        Unsharded, these are the live tensors: copy them before the next step.
+        """
+        return {name: _full(tensor.detach()) for name, tensor in self.model.state_dict().items()}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes over a full state dict as ``weights`` gives it. Raises RuntimeError that names missing and unexpected names and wrong shapes."""
-        if not self._sharded:
-            self.model.load_state_dict(dict(weights))
-            return
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+        """Takes over a full state dict as ``weights`` gives it. Collective where sharded.
 
-        set_model_state_dict(self.model, dict(weights), options=StateDictOptions(full_state_dict=True))
+        Raises RuntimeError that names missing and unexpected names and wrong shapes.
+        """
+        own = self.model.state_dict()
+        self.model.load_state_dict({name: _like(tensor, own.get(name)) for name, tensor in weights.items()})
 
     def recovery_state(self) -> bytes:
         """Optimizer, step (and with it the learning-rate schedule) and random state; not the weights. Collective where sharded."""
-        if self._sharded:
-            from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-
-            optimizer = get_optimizer_state_dict(self.model, self.optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-        else:
-            optimizer = self.optimizer.state_dict()
+        optimizer = self.optimizer.state_dict()
+        optimizer["state"] = {i: {key: _full(value) for key, value in entry.items()} for i, entry in optimizer["state"].items()}
         out = io.BytesIO()
         torch.save({"step": self.step, "optimizer": optimizer, "rng": torch.get_rng_state()}, out)
         return out.getvalue()
 
     def load_recovery_state(self, state: bytes) -> None:
         """Continues from ``recovery_state``; the weights of the same step come by ``load_weights``. Collective where sharded."""
-        found = torch.load(io.BytesIO(state), weights_only=True)
-        if self._sharded:
-            from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
-
-            set_optimizer_state_dict(self.model, self.optimizer, found["optimizer"], options=StateDictOptions(full_state_dict=True))
-        else:
-            self.optimizer.load_state_dict(found["optimizer"])
+        found = torch.load(io.BytesIO(state), weights_only=True, map_location="cpu")
+        optimizer, parameters = found["optimizer"], list(self.model.parameters())
+        for i, entry in optimizer["state"].items():
+            entry.update({key: _like(value, parameters[i]) for key, value in entry.items()})
+        self.optimizer.load_state_dict(optimizer)
         torch.set_rng_state(found["rng"])
         self.step = found["step"]
 
@@ -225,6 +221,20 @@ class Learner:
             load_tokenizer(self._model_name).save_pretrained(path)
 
 
+def _full(tensor: Any) -> Any:
+    """The whole of a sharded tensor (collective); anything else as it is."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _like(tensor: Tensor, sharded: Any) -> Tensor:
+    """A whole tensor, sharded as the other one where that is sharded and of its shape (collective)."""
+    if not hasattr(sharded, "full_tensor") or sharded.shape != tensor.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(sharded.device), sharded.device_mesh, sharded.placements)
+
+
 def _check(trajectories: Sequence[Trajectory]) -> None:
     if not trajectories:
         raise ValueError("a batch without trajectories cannot be trained on")
@@ -232,6 +242,6 @@ def _check(trajectories: Sequence[Trajectory]) -> None:
         if t.reward is None:
             raise ValueError(f"trajectory {t.id} has no reward: dropped trajectories do not belong in a batch")
         if not len(t.tokens) == len(t.logprobs) == len(t.mask):
-            raise ValueError(f"trajectory {t.id}: {len(t.tokens)} tokens, {len(t.logprobs)} log-probabilities and {len(t.mask)} mask entries")
+            raise ValueError(f"trajectory {t.id}: {len(t.tokens)} tokens, {len(t.logprobs)} log-probabilities, {len(t.mask)} mask entries")
         if not (t.prompt_tokens and any(t.mask)):
             raise ValueError(f"trajectory {t.id} has no prompt token or no generated token")

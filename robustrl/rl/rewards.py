@@ -67,7 +67,8 @@ def score(reward: RewardFunction, prompts: Sequence[Any], completions: Sequence[
     return values, reasons
 
 
-def score_trajectories(reward: RewardFunction, trajectories: Sequence[Trajectory], errors: Literal["stop", "drop"] = "stop") -> dict[int, str]:
+def score_trajectories(reward: RewardFunction, trajectories: Sequence[Trajectory],
+                       errors: Literal["stop", "drop"] = "stop") -> dict[int, str]:
     """Sets ``reward`` of each trajectory (None: dropped) and returns the reasons of the dropped by trajectory id.
 
     Besides the task's columns the function gets TRL's ``completion_ids`` and ``finish`` (``stop`` or ``length``). Prompts and completions
@@ -88,13 +89,14 @@ def score_trajectories(reward: RewardFunction, trajectories: Sequence[Trajectory
 def _call(reward: RewardFunction, prompts: Sequence[Any], completions: Sequence[Any],
           columns: Mapping[str, Sequence[Any]]) -> tuple[list[float | None], dict[int, str]]:
     count = len(completions)
+    arguments = {"prompts": prompts, "completions": completions, **columns}
     accepted = inspect.signature(reward).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
-        columns = {name: column for name, column in columns.items() if name in accepted}
+        arguments = {name: column for name, column in arguments.items() if name in accepted}
     try:
-        returned = reward(prompts=list(prompts), completions=list(completions), **{name: list(c) for name, c in columns.items()})
+        returned = reward(**{name: list(column) for name, column in arguments.items()})
     except Exception as error:  # a user's function may raise anything; the policy decides what becomes of it
-        reason = f"raised {type(error).__name__}: {_short(str(error), quote=False)}"
+        reason = f"raised {type(error).__name__}: {_short(' '.join(str(error).split()), quote=False)}"
         if count == 1:
             return [None], {0: reason}
         return _one_by_one(reward, prompts, completions, columns, reason)
@@ -104,7 +106,7 @@ def _call(reward: RewardFunction, prompts: Sequence[Any], completions: Sequence[
         found = None
     if found is None or len(found) != count:
         got = f"a {type(returned).__name__}" if found is None else f"{len(found)} values"
-        return [None] * count, dict.fromkeys(range(count), f"returned {got} for {count} completions; it must return a list of {count} numbers")
+        return [None] * count, dict.fromkeys(range(count), f"returned {got} for {count} completions; must be a list of {count} numbers")
     values: list[float | None] = []
     reasons = {}
     for index, item in enumerate(found):
@@ -126,7 +128,7 @@ def _one_by_one(reward: RewardFunction, prompts: Sequence[Any], completions: Seq
     for i in range(count):
         value, why = _call(reward, prompts[i:i + 1], completions[i:i + 1], {name: c[i:i + 1] for name, c in columns.items()})
         values += value
-        reasons |= {i: text for text in why.values()}
+        reasons |= {i: why[0]} if why else {}
     if not reasons:
         return [None] * count, dict.fromkeys(range(count), f"{reason} (with all {count} samples at once; each alone passes)")
     return values, reasons

@@ -1,10 +1,11 @@
 """GRPO with the real learner and a plain in-process sampler raises the tiny model's held-out accuracy.
 
-``python tests/live/test_rl_learns.py TASK STEPS SEED...`` prints the curve at the size of the demo.
+``python tests/live/test_rl_learns.py TASK STEPS STALENESS SEED...`` prints the curve at the size of the demo.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 import time
 
@@ -70,36 +71,42 @@ def accuracy(learner: Learner, tokenizer, task: Task, prompts: int, greedy: bool
     return sum(t.reward for t in trajectories) / len(trajectories)
 
 
-def train(name: str, steps: int, seed: int, prompts: int = 16, samples: int = 8, config: GRPOConfig = GRPOConfig(), show: bool = False):
+def train(name: str, steps: int, seed: int, prompts: int = 16, samples: int = 8, staleness: int = 0,
+          show: bool = False):
     torch.manual_seed(seed)
     task, tokenizer = make_task(name, {}, seed), load_tokenizer("tiny")
-    learner = Learner("tiny", config, seed=seed)
+    learner = Learner("tiny", GRPOConfig(), seed=seed)
     scores = lambda: tuple(accuracy(learner, tokenizer, task, 256, greedy) for greedy in (False, True))  # noqa: E731
     before, spent, pads = scores(), [], []
+    sampler = copy.deepcopy(learner.model)
+    kept = [copy.deepcopy(learner.model.state_dict())]
     for step in range(1, steps + 1):
         trajectories = batch_of(task, tokenizer, "train", (step - 1) * prompts, prompts, samples, step)
-        sample(learner.model, tokenizer, task, trajectories, version=step - 1)
+        sampler.load_state_dict(kept[0])
+        sample(sampler, tokenizer, task, trajectories, version=max(0, step - 1 - staleness))
         score_trajectories(task.reward, trajectories)
         began = time.perf_counter()
         metrics = learner.train_step(trajectories)
         spent.append(time.perf_counter() - began)
+        kept = [*kept, copy.deepcopy(learner.model.state_dict())][-1 - staleness:]
         pads.append(sum(t.text.startswith("<") for t in trajectories) / len(trajectories))
         if show and step % 10 == 0:
-            print(step, f"pad {pads[-1]:.2f}", {k: round(v, 4) for k, v in metrics.items()}, f"{sorted(spent)[len(spent) // 2]:.2f} s/step", flush=True)
+            values = " ".join(f"{k} {metrics[k]:.3f}" for k in ("reward", "entropy", "grad_norm", "length", "kl", "importance_weight_max"))
+            print(step, f"scratchpads {pads[-1]:.2f} {values}, median {sorted(spent)[len(spent) // 2]:.2f} s a train_step", flush=True)
     return before, scores(), pads
 
 
 @pytest.mark.timeout(120)
 def test_accuracy_rises_on_prompts_never_trained_on():
-    before, after, pads = train("arithmetic", 25, seed=5)
+    before, after, pads = train("arithmetic", 25, seed=5, staleness=1)
     assert 0.25 <= before[0] <= 0.5
     assert after[0] >= before[0] + 0.15
     assert pads[-1] > pads[0] + 0.2
 
 
 if __name__ == "__main__":
-    for number in map(int, sys.argv[3:]):
+    for number in map(int, sys.argv[4:]):
         start = time.perf_counter()
-        first, last, _ = train(sys.argv[1], int(sys.argv[2]), number, show=True)
+        first, last, _ = train(sys.argv[1], int(sys.argv[2]), number, staleness=int(sys.argv[3]), show=True)
         print(f"seed {number}: held-out accuracy at T=1 {first[0]:.3f} -> {last[0]:.3f}, greedy {first[1]:.3f} -> {last[1]:.3f}, "
               f"{time.perf_counter() - start:.0f} s in all", flush=True)
