@@ -15,7 +15,7 @@ from .core.roles import RoleKind, RoleState
 from .core.run_state import RoleView, RunState
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
+    from rich.console import Group
 
     from .job import Job
 
@@ -27,6 +27,7 @@ UPDATES_PER_SECOND = 4
 _LINE_EVERY = 5.0
 """Seconds between two plain lines."""
 _COLUMNS = ("node", "role", "state", "phase", "version", "progress", "pid")
+_TERMINAL_COLUMNS = _COLUMNS[:-1]
 _CELL_LIMIT = 200
 
 
@@ -129,7 +130,7 @@ def watch(job: Job, stream: TextIO | None = None) -> None:
         over = False
         while not over:
             over = job.follow(1 / UPDATES_PER_SECOND)
-            live.update(job.read(lambda state: _rich_table(state, job.status)), refresh=True)
+            live.update(job.read(lambda state: _terminal_table(state, job.status)), refresh=True)
 
 
 def _watch_lines(job: Job, stream: TextIO) -> None:
@@ -148,16 +149,20 @@ def plain_line(state: RunState, status: str) -> str:
     return f"{state.t - state.t0:7.1f} s  {headline(state, status)}" + "".join(f"; {part}" for part in parts)
 
 
-def _rich_table(state: RunState, status: str) -> RichTable:
+def _terminal_table(state: RunState, status: str) -> Group:
+    """Fits 80 columns: where it has to, ``progress`` alone gives way."""
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=headline(state, status), title_justify="left", expand=False)
-    for name in _COLUMNS:
-        table.add_column(name, no_wrap=True)
-    for view, cells in role_rows(state):
-        table.add_row(*(Text(cells[name], style=STATE_COLOURS[view.state] if name == "state" else "") for name in _COLUMNS))
-    return table
+    rows = role_rows(state)
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for name in _TERMINAL_COLUMNS:
+        widest = max([len(name), *(len(cells[name]) for _, cells in rows)])
+        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=widest if name != "progress" else None)
+    for view, cells in rows:
+        table.add_row(*(Text(cells[name], style=STATE_COLOURS[view.state] if name == "state" else "") for name in _TERMINAL_COLUMNS))
+    return Group(Text(headline(state, status)), table)
 
 
 # -- words -
@@ -170,9 +175,9 @@ def _version(state: RunState, view: RoleView) -> str:
 
 def _progress(view: RoleView, rate: float | None) -> str:
     if view.kind is RoleKind.TRAINER:
-        return f"step {view.step}, {view.progress} micro-batches done, {view.pending} left"
+        return f"step {view.step}, {view.pending} micro-batches left"
     if view.kind is RoleKind.ROLLOUT:
-        return f"{view.progress} tokens, {view.pending} unfinished, {rate or 0:.0f} tokens/s"
+        return f"{view.progress} tokens, {rate or 0:.0f}/s, {view.pending} open"
     return f"{view.progress} requests"
 
 

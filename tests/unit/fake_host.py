@@ -1,7 +1,8 @@
 """A host for tests of the client: plays a made-up log over the real protocol, as far as it is told. Run as ``fake_host.py RUN_DIR``.
 
 ``FAKE_HOST`` in the environment: ``refuse`` (leaves a ConfigError, as a check before the start does), ``die`` (ends without a word),
-``deaf`` (ignores stop). Verbs: advance(step), fail(reason), vanish(), stop(reason), pause(), logs(role, lines).
+``deaf`` (ignores stop), ``play`` (goes to the end by itself), ``fail`` (fails by itself).
+Verbs: advance(step), finish(), fail(reason), vanish(), stop(reason), pause(), logs(role, lines), save_pretrained(path).
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class FakeHost:
         registry.make_folders(self.file.run)
         self.play(until=ev.TrajectoriesStarted)
         server = await wire.listen(f"unix:{registry.socket_path(self.file.run)}", self.serve)
+        if MODE == "play":
+            self.answer("finish", {})
+        elif MODE == "fail":
+            self.close("failed", "rollout-0 died")
         await self.end.wait()
         server.close()
         registry.release(self.file.run)

@@ -1,0 +1,156 @@
+"""Every bad setting is answered with its field, its value and what is allowed; profiles fill in what was left open."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from robustrl import config
+from robustrl.config import Deadlines, GRPOConfig, JobConfig, check, check_machine, load_config, make_config, memory_needed
+from robustrl.errors import ConfigError
+
+GIB = 1 << 30
+
+
+def refused(**settings: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(make_config(settings))
+    return str(caught.value)
+
+
+def test_the_defaults_are_accepted():
+    for settings in ({}, {"profile": "class"}, {"address": "auto", "nodes": 1}, {"trainer_ranks": 2}, {"task": "reasoning_gym:chain_sum"}):
+        check(make_config(settings))
+
+
+@pytest.mark.parametrize(("settings", "text"), [
+    ({"rollouts": 0}, "rollouts = 0: must be at least 1"),
+    ({"steps": 0}, "steps = 0: must be at least 1"),
+    ({"samples_per_prompt": 1}, "samples_per_prompt = 1: must be at least 2"),
+    ({"staleness": -1}, "staleness = -1: must be at least 0"),
+    ({"agent_workers": 0}, "agent_workers = 0: must be at least 1"),
+    ({"sampling": {"max_tokens": 0}}, "sampling.max_tokens = 0: must be at least 1"),
+    ({"grpo": {"kl_coefficient": math.nan}}, "grpo.kl_coefficient = nan: must be at least 0"),
+    ({"grpo": {"learning_rate": 0}}, "grpo.learning_rate = 0.0: must be greater than 0 and finite"),
+    ({"grpo": {"clip": 1.5}}, "grpo.clip = 1.5: must be at most 1"),
+    ({"deadlines": {"pull": -1}}, "deadlines.pull = -1.0: must be greater than 0 and finite"),
+    ({"deadlines": {"stop": math.inf}}, "deadlines.stop = inf: must be greater than 0 and finite"),
+    ({"nodes": 2}, "nodes = 2: must be at least 3: one for management, one for the trainer, one for rollouts; profile='class' runs on one"),
+    ({"nodes": -1, "profile": "class"}, "nodes = -1: must be at least 1"),
+    ({"trainer_ranks": 8}, "trainer_ranks = 8: must be at most 4, the trainer slots of the one trainer node (profile 'lab'); "
+                           "with address= the cluster's resources decide"),
+    ({"trainer_ranks": 4, "profile": "class"},
+     "trainer_ranks = 4: must be at most 2, the trainer slots of the one trainer node (profile 'class'); "
+     "with address= the cluster's resources decide"),
+    ({"trainer_ranks": 3},
+     "trainer_ranks = 3: must divide the 128 trajectories of a step (prompts_per_step x samples_per_prompt = 16 x 8)"),
+    ({"name": "my job"}, "name = 'my job': must be 1 to 32 letters, digits, - and _, the first a letter"),
+    ({"name": "../x"}, "name = '../x': must be 1 to 32 letters, digits, - and _, the first a letter"),
+    ({"task": "arithmetics"}, "task = 'arithmetics': there is no such task; there are arithmetic, arithmetic_tool, arithmetic_long, "
+                              "reasoning_gym:NAME, jsonl:PATH and hf:DATASET"),
+    ({"task": "jsonl:/no/such.jsonl"}, "task = 'jsonl:/no/such.jsonl': there is no file /no/such.jsonl"),
+    ({"model": "/no/such/model"},
+     "model = '/no/such/model': there is no such folder; must be 'tiny', a folder with a Hugging Face causal LM, or a hub name"),
+    ({"reward": "no function"}, "reward = 'no function': must be module:function, or a function given to robustrl.launch"),
+    ({"engine": "sglang"}, "engine = 'sglang': must be one of auto, vllm, torch"),
+    ({"profile": "home"}, "profile = 'home': must be one of lab, class"),
+    ({"steps": "many"}, "steps = 'many': expected int, got str"),
+    ({"steps": 2.5}, "steps = 2.5: expected int, got float"),
+    ({"grpo": {"micro_batch": None}}, "grpo.micro_batch = None: expected int, got null"),
+    ({"grpo": GRPOConfig(micro_batch="x")}, "grpo.micro_batch = 'x': expected int, got str"),  # type: ignore[arg-type]
+    ({"learning_rate": 1e-3}, "learning_rate = 0.001: there is no such setting; did you mean grpo.learning_rate?"),
+    ({"stepz": 3}, "stepz = 3: there is no such setting; did you mean steps?"),
+    ({"deadlines": {"pulls": 3}}, "deadlines.pulls = 3: there is no such setting; did you mean deadlines.pull?"),
+])
+def test_what_is_not_allowed_is_named_with_its_value(settings, text):
+    assert refused(**settings) == text
+
+
+def test_a_far_off_name_gets_the_list():
+    assert refused(qqqqqq=1).startswith("qqqqqq = 1: there is no such setting; there are: name, task, ")
+
+
+def test_every_deadline_must_be_positive():
+    for field in Deadlines.__struct_fields__:
+        assert refused(deadlines={field: 0}).startswith(f"deadlines.{field} = 0.0: ")
+
+
+def test_a_model_folder_needs_a_configuration(tmp_path):
+    assert "is a folder without config.json" in refused(model=str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    check(make_config({"model": tmp_path}))
+    check(make_config({"model": "Qwen/Qwen3-0.6B"}))  # a hub name: the host looks it up
+
+
+def test_values_that_are_no_plain_data_are_named():
+    with pytest.raises(ConfigError, match="^steps = <object"):
+        make_config({"steps": object()})
+
+
+def test_profiles_fill_in_what_is_left_open():
+    lab, small = make_config({}), make_config({"profile": "class"})
+    assert (lab.engine, lab.nodes) == ("vllm", 4)
+    assert (small.engine, small.nodes, small.rollouts) == ("torch", 1, 2) and small.object_store_mb < lab.object_store_mb
+    mixed = make_config({"profile": "class", "engine": "vllm", "nodes": 3})
+    assert (mixed.engine, mixed.nodes) == ("vllm", 3)
+    assert JobConfig(profile="class") == small == msgspec.json.decode(msgspec.json.encode(small), type=JobConfig)
+
+
+def test_a_job_outlives_its_owner_on_an_existing_cluster_unless_told_otherwise():
+    cases = [({}, False), ({"address": "auto"}, True), ({"address": "auto", "keep_alive": False}, False), ({"keep_alive": True}, True)]
+    for settings, expected in cases:
+        assert make_config(settings).outlives_owner is expected
+
+
+def test_files(tmp_path):
+    toml, broken, other = tmp_path / "job.toml", tmp_path / "job.json", tmp_path / "job.yaml"
+    toml.write_text('steps = 7\n[grpo]\nclip = 0.3\n')
+    assert load_config(toml) == make_config({"steps": 7, "grpo": {"clip": 0.3}})
+    toml.write_text("learning_rate = 1\n")
+    with pytest.raises(ConfigError, match=r"learning_rate = 1: there is no such setting; did you mean grpo.learning_rate\?"):
+        load_config(toml)
+    broken.write_text("{")
+    with pytest.raises(ConfigError, match=r"config file = '.*job.json': cannot be read: "):
+        load_config(broken)
+    broken.write_text("[1]")
+    with pytest.raises(ConfigError, match="must hold settings by name, not a list"):
+        load_config(broken)
+    with pytest.raises(ConfigError, match=r"must end in .toml or .json"):
+        load_config(other)
+    with pytest.raises(ConfigError, match="cannot be read: .*No such file"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_too_little_memory_is_stated_with_need_and_bound():
+    text = (r"memory = '3.0 GiB': about \d.\d GiB are needed for 4 nodes, 2 vllm rollouts and 1 trainer ranks "
+            r"\(bound: control group /x, limit 4.00 GiB\); fewer rollouts or nodes, engine='torch' or profile='class'")
+    with pytest.raises(ConfigError, match=text):
+        check_machine(make_config({}), (3 * GIB, "control group /x, limit 4.00 GiB"))
+    check_machine(make_config({"profile": "class"}), (3 * GIB, "control group /x, limit 3.00 GiB"))
+    check_machine(make_config({"address": "auto"}), (0, "elsewhere"))
+
+
+def test_the_estimate_knows_engines_roles_and_a_model_of_ones_own(tmp_path):
+    small = memory_needed(make_config({"profile": "class"}))
+    assert small <= 3 * GIB  # what the profile promises
+    assert memory_needed(make_config({"profile": "class", "engine": "vllm"})) - small == pytest.approx(2 * 1.6 * GIB)
+    (tmp_path / "config.json").write_text("{}")
+    with open(tmp_path / "model.safetensors", "wb") as file:
+        file.truncate(GIB)
+    assert memory_needed(make_config({"profile": "class", "model": str(tmp_path)})) - small == 16 * GIB
+
+
+def test_every_number_has_a_bound():
+    """A setting added without one would be accepted whatever its value."""
+    bounded = {*config._AT_LEAST, *config._ABOVE_ZERO, "nodes"}
+    numbers = {name for name in config._fields(JobConfig) if isinstance(config._get(JobConfig(), name), int | float)
+               and not isinstance(config._get(JobConfig(), name), bool)}
+    assert numbers <= bounded, numbers - bounded
+
+
+def test_settings_from_a_path_object(tmp_path):
+    assert make_config({"run_dir": Path("x")}).run_dir == "x"
