@@ -37,16 +37,13 @@ class _Log:
 
     def __init__(self, entries: Sequence[ev.Entry]) -> None:
         self.entries = entries
+        self.end = entries[-1].seq if entries else 0
         self._by_type: dict[type, list[tuple[int, msgspec.Struct]]] = defaultdict(list)
         for entry in entries:
             self._by_type[type(entry.event)].append((entry.seq, entry.event))
 
     def all(self, kind: type[_E]) -> list[tuple[int, _E]]:
         return self._by_type[kind]  # type: ignore[return-value]
-
-    @property
-    def end(self) -> int:
-        return self.entries[-1].seq if self.entries else 0
 
     @cached_property
     def config(self) -> JobConfig:
@@ -247,30 +244,39 @@ def _digest(log: _Log) -> _Found:
 
 
 def _pulls(log: _Log) -> _Found:
-    """A version is pulled after its announcement, by a role that lives; what a rollout runs on only rises within one life."""
-    announced: dict[int, int] = {}
+    """A version is pulled, after its announcement, from one who holds it, by a role that lives; what a rollout runs on only rises."""
+    holders: dict[int, set[str]] = defaultdict(set)
     life: dict[str, int] = {}
+    begun: dict[str, set[int]] = defaultdict(set)
     runs: dict[tuple[str, int], int] = {}
     for entry in log.entries:
         match entry.event:
             case ev.VersionAnnounced() as event:
-                announced[event.version] = event.bytes
+                holders[event.version].add(event.holder)
             case ev.RoleStarted() as event:
                 life[event.role] = event.incarnation
             case ev.PullStarted() as event:
-                if event.version not in announced:
-                    yield entry.seq, f"{event.target} began to pull version {event.version}, which was not announced"
+                if event.source not in holders[event.version]:
+                    yield entry.seq, f"{event.target} pulls version {event.version} from {event.source}, which does not hold it yet"
+                begun[event.target].add(event.version)
             case ev.PullCommitted() as event:
-                if event.version not in announced:
-                    yield entry.seq, f"{event.target} committed version {event.version}, which was not announced"
-                if life.get(event.target) != event.incarnation:
-                    yield entry.seq, f"{event.target} incarnation {event.incarnation} committed; incarnation {life.get(event.target)} lives"
-                before = runs.get((event.target, event.incarnation), -1)
-                if event.version <= before:
-                    yield entry.seq, f"{event.target} committed version {event.version} after version {before}"
-                runs[event.target, event.incarnation] = event.version
+                target, version = event.target, event.version
+                if event.source not in holders[version]:
+                    yield entry.seq, f"{target} committed version {version} from {event.source}, which does not hold it yet"
+                if version not in begun.pop(target, set()):
+                    yield entry.seq, f"{target} committed version {version} without a pull of it"
+                if life.get(target) != event.incarnation:
+                    yield entry.seq, f"{target} incarnation {event.incarnation} committed; incarnation {life.get(target)} lives"
+                if version <= (before := runs.get((target, event.incarnation), -1)):
+                    yield entry.seq, f"{target} committed version {version} after version {before}"
                 if event.probe_gap > (limit := log.config.probe_limit):
-                    yield entry.seq, f"{event.target} committed version {event.version} with probe gap {event.probe_gap:g} > {limit:g}"
+                    yield entry.seq, f"{target} committed version {version} with probe gap {event.probe_gap:g} > {limit:g}"
+                runs[target, event.incarnation] = version
+                holders[version].add(target)
+            case ev.RoleSample(role=role, version=version) if version >= 0:
+                # a rollout that dies, or a run that ends, between commit and event is no liar
+                if version not in (ran := log.ran.get(role, {version})) and (version < max(ran) or log.status == "done"):
+                    yield entry.seq, f"{role} was seen to run on version {version}, which it never committed"
 
 
 def _staleness(log: _Log) -> _Found:
@@ -298,7 +304,7 @@ def _staleness(log: _Log) -> _Found:
 
 
 def _metrics(log: _Log) -> _Found:
-    """Each optimizer step from 1 on has its metrics, once; evaluations are of versions that rollouts ran on."""
+    """Each optimizer step from 1 on has its metrics, once."""
     rows: set[int] = set()
     for seq, event in log.all(ev.StepMetrics):
         if event.step in rows:
@@ -309,20 +315,45 @@ def _metrics(log: _Log) -> _Found:
     for seq, step in log.all(ev.OptimizerStepCommitted):
         if step.step >= 1 and step.step not in rows and not log.may_lack(step.step):
             yield seq, f"step {step.step} has no metrics"
-    for seq, evaluation in log.all(ev.EvaluationDone):
-        if not any(evaluation.version in versions for versions in log.ran.values()):
-            yield seq, f"an evaluation of version {evaluation.version}, which no rollout ever ran on"
+
+
+def _evaluations(log: _Log) -> _Found:
+    """Evaluations are those that the configuration asks for, each once, and of a version that every rollout had or passed."""
+    config = log.config
+    every = config.evaluation_every
+    planned = {0, config.steps, *(range(every, config.steps, every) if every else ())} if config.evaluation_prompts else set()
+    done: set[int] = set()
+    failed = {event.role for _, event in log.all(ev.RoleStateChanged) if event.new == RoleState.FAILED}
+    served = {event.role for _, event in log.all(ev.RoleStateChanged) if event.new == RoleState.HEALTHY} - failed
+    for seq, event in log.all(ev.EvaluationDone):
+        if event.version in done or event.version not in planned:
+            yield seq, f"an evaluation of version {event.version}, which was done before or never asked for"
+        done.add(event.version)
+        for role in sorted(served & log.ran.keys()):
+            if max(log.ran[role]) < event.version:
+                yield seq, f"an evaluation of version {event.version}, but {role} only came to version {max(log.ran[role])}"
+    if log.status == "done" and (missing := planned - done):
+        yield log.end, f"no evaluation of version {min(missing)}"
 
 
 def _roles(log: _Log) -> _Found:
-    """Roles start before they change state, their lives are numbered upward, each change is legal and its cause is in the log before it."""
+    """Roles start on nodes that are there, lives are numbered upward, each change of state is legal and follows its cause; all end."""
+    nodes: set[str] = set()
     state: dict[tuple[str, int], RoleState] = {}
     life: dict[str, int] = {}
     ready: set[tuple[str, int]] = set()
     loaded: set[tuple[str, int]] = set()
     for entry in log.entries:
         match entry.event:
+            case ev.NodeStarted(node=node):
+                if node in nodes:
+                    yield entry.seq, f"{node} started twice"
+                nodes.add(node)
+            case ev.NodeLost(node=node):
+                nodes.discard(node)
             case ev.RoleStarted(role=role, incarnation=incarnation):
+                if entry.event.node not in nodes:
+                    yield entry.seq, f"{role} started on {entry.event.node}, which is not there"
                 if incarnation != life.get(role, 0) + 1:
                     yield entry.seq, f"{role} incarnation {incarnation} started after incarnation {life.get(role, 0)}"
                 life[role] = incarnation
@@ -346,6 +377,9 @@ def _roles(log: _Log) -> _Found:
                     state[key] = RoleState(new)
                 except ValueError as error:
                     yield entry.seq, str(error)
+    for (role, incarnation), last in state.items():
+        if log.status and life.get(role) == incarnation and last not in (RoleState.FAILED, RoleState.STOPPED):
+            yield log.end, f"the run ended and {role} incarnation {incarnation} is left {last}"
 
 
 def _emitters(log: _Log) -> _Found:
@@ -373,6 +407,7 @@ RULES: dict[str, _Rule] = {
     "pulls": _pulls,
     "staleness": _staleness,
     "metrics": _metrics,
+    "evaluations": _evaluations,
     "roles": _roles,
     "emitters": _emitters,
 }
