@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..errors import WaitTimeout
 from . import registry
-from .processes import MARK, kill_marked
+from .processes import MARK, ProcessId, kill_marked, open_pidfd, read_start_ticks
 
 _DISMISSED = b"d"
 _KILL_TIMEOUT = 60.0
@@ -53,25 +53,28 @@ class Reaper:
 def start_reaper(run: str, dirs: list[Path]) -> Reaper:
     """Starts the reaper of this process. ``dirs``: what it removes with all that is in them."""
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", __name__, run, "--fd", str(reading), "--host", str(os.getpid()), "--dirs", *map(str, dirs)]
+    command = [sys.executable, "-m", __name__, run, "--fd", str(reading), *_host(), "--dirs", *map(str, dirs)]
     process = subprocess.Popen(command, pass_fds=[reading], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
                                env=os.environ | {MARK: run})
     os.close(reading)
     return Reaper(process, writing)
 
 
-def _wait(fd: int, host: int) -> bool:
+def _host() -> list[str]:
+    return ["--host", str(os.getpid()), "--ticks", str(read_start_ticks(os.getpid()))]
+
+
+def _wait(fd: int, host: ProcessId) -> bool:
     """Blocks until the host has gone (True) or has dismissed us (False).
 
     The pipe alone would do, were it not for a child forked without exec, which would hold it open; hence the pidfd as well.
     """
-    waiting = select.poll()
-    waiting.register(fd, select.POLLIN)
     try:
-        waiting.register(os.pidfd_open(host), select.POLLIN)
+        pidfd = open_pidfd(host)
     except ProcessLookupError:
-        pass  # gone already, and the pipe says so
-    waiting.poll()
+        pass  # gone while this process was starting
+    else:
+        select.select([fd, pidfd], [], [])
     readable, _, _ = select.select([fd], [], [], 0)
     return not (readable and os.read(fd, 1) == _DISMISSED)
 
@@ -96,10 +99,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("run")
     parser.add_argument("--fd", type=int, required=True, help="reading end of the host's pipe")
     parser.add_argument("--host", type=int, required=True, help="pid of the host")
+    parser.add_argument("--ticks", type=int, required=True, help="start time of the host")
     parser.add_argument("--dirs", nargs="*", type=Path, default=[], help="folders to remove")
     given = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if _wait(given.fd, given.host):
+    if _wait(given.fd, ProcessId(given.host, given.ticks)):
         clean_up(given.run, given.dirs)
 
 

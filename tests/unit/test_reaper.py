@@ -58,12 +58,11 @@ def _host(run, folder, how):
 
 
 def _gone(run, folder, seconds=15.0):
-    """Seconds until neither processes nor folders are left."""
+    """Waits until neither processes nor folders are left."""
     start = time.monotonic()
     while processes.find_marked(run) or (folder / "tmp").exists() or (folder / "shm").exists():
         assert time.monotonic() - start < seconds, (processes.find_marked(run), list(folder.iterdir()))
         time.sleep(0.02)
-    return time.monotonic() - start
 
 
 @pytest.mark.parametrize("how", ["resting", "starting", "forked"])
