@@ -71,9 +71,9 @@ class _Log:
     @cached_property
     def ran(self) -> dict[str, set[int]]:
         """Rollout -> the versions that its engine ran on."""
-        ran = defaultdict(set)
+        ran: dict[str, set[int]] = {}
         for _, event in self.all(ev.PullCommitted):
-            ran[event.target].add(event.version)
+            ran.setdefault(event.target, set()).add(event.version)
         return ran
 
     def may_lack(self, step: int) -> bool:
@@ -288,7 +288,7 @@ def _staleness(log: _Log) -> _Found:
                 oldest = max(0, event.batch - 1 - log.config.staleness)
                 if not oldest <= event.version < event.batch:
                     yield entry.seq, f"batch {event.batch} was dispatched by version {event.version}, not {oldest} to {event.batch - 1}"
-                elif event.version not in log.ran[event.rollout]:
+                elif event.version not in log.ran.get(event.rollout, ()):
                     yield entry.seq, f"dispatched to {event.rollout} by version {event.version}, which it never committed"
                 origin.update(dict.fromkeys(event.ids, (event.rollout, event.version)))
             case ev.TrajectoriesFinished() as event:
@@ -299,7 +299,7 @@ def _staleness(log: _Log) -> _Found:
                         yield entry.seq, f"trajectory {i} has {tokens} tokens, its versions account for {sum(count for _, count in runs)}"
                     if versions != sorted(versions) or not all(stamped <= version < event.batch for version in versions):
                         yield entry.seq, f"trajectory {i} of batch {event.batch}, dispatched by version {stamped}, has tokens of {versions}"
-                    elif rollout and (foreign := sorted({*versions} - log.ran[rollout])):
+                    elif rollout and (foreign := sorted({*versions} - log.ran.get(rollout, set()))):
                         yield entry.seq, f"trajectory {i} has tokens of versions {foreign}, on which {rollout} never ran"
 
 
