@@ -26,6 +26,10 @@ class JobFailed(RobustRLError):
     """The job ended before it was done; the text says which role failed, in which phase, and shows its last log lines."""
 
 
+class PeerDied(RobustRLError):
+    """The role that was called died during the call; what becomes of it is the supervisor's to decide."""
+
+
 class WaitTimeout(RobustRLError, TimeoutError):
     """A deadline passed; the text names what was waited for and how far it had come."""
 

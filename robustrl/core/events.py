@@ -101,6 +101,16 @@ class ProcessExited(_Event, tag="process_exited"):
     last_lines: list[str]
 
 
+class ErrorRaised(_Event, tag="error_raised"):
+    """An error that the role cannot go on after; its process exits."""
+
+    role: str
+    incarnation: int
+    error: str
+    """Class name."""
+    text: str
+
+
 class VersionAnnounced(_Event, tag="version_announced"):
     version: int
     digest: str
@@ -273,7 +283,7 @@ class RunEnded(_Event, tag="run_ended"):
 
 
 Event = Union[
-    RunStarted, NodeStarted, NodeLost, RoleStarted, RoleReady, RoleStateChanged, RoleSample, ProcessExited, VersionAnnounced, PullStarted, PullProgress,
+    RunStarted, NodeStarted, NodeLost, RoleStarted, RoleReady, RoleStateChanged, RoleSample, ProcessExited, ErrorRaised, VersionAnnounced, PullStarted, PullProgress,
     PullSourceSwitched, PullCommitted, PullDiscarded, VersionRefused, TrajectoriesStarted, TrajectoriesFinished, TrajectoriesConsumed,
     TrajectoriesDropped, OptimizerStepCommitted, StepMetrics, EvaluationDone, Paused, Resumed, WarningRaised, EndDecided, LogRepaired, RunEnded,
 ]

@@ -1,8 +1,8 @@
 """What the log implies about each role's state, and whether the job is over: the supervisor's decisions, pure.
 
 `Lifecycle` is level-triggered: `feed` takes log entries in order, `decide` compares what the facts imply with what the log already says and
-returns the missing events. A restarted supervisor feeds the whole log and goes on; nothing is decided twice. A role that fails ends the job:
-this version restarts nothing.
+returns the missing events. A restarted supervisor feeds the whole log and goes on; nothing is decided twice. A role that fails ends the
+job: this version restarts nothing.
 """
 
 from __future__ import annotations
@@ -72,13 +72,18 @@ class Lifecycle:
             case ev.ProcessExited(role=role, incarnation=incarnation, cause=cause, last_lines=lines):
                 if facts := self._current(role, incarnation):
                     facts.exited, facts.cause, facts.last_lines = True, cause, lines
+            case ev.ErrorRaised(role=role, incarnation=incarnation, error=error, text=text):
+                if self._current(role, incarnation):
+                    self._failure = self._failure or ev.EndDecided(status=FAILED, reason=f"{role}: {error}: {text}")
             case ev.NodeLost(node=node, reason=reason):
                 for facts in self._roles.values():
                     if facts.node == node and not facts.exited:
                         facts.exited, facts.cause = True, f"its node {node} was lost: {reason}"
             case ev.VersionRefused(role=role, version=version, probe_gap=gap, limit=limit):
-                text = (f"{role} refused weight version {version}: the probe prompt's log-probabilities differ by {gap:.2g} from the trainer's "
-                        f"(allowed: {limit:.2g})")
+                text = (
+                    f"{role} refused weight version {version}: the probe prompt's log-probabilities differ by {gap:.2g} from the trainer's "
+                    f"(allowed: {limit:.2g})"
+                )
                 self._failure = self._failure or ev.EndDecided(status=FAILED, reason=text)
             case ev.OptimizerStepCommitted(step=step):
                 self._committed = step

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 
 from ..core.roles import Phase
+from ..errors import ConfigError
 from ..rl.models import load_tokenizer
 from ..rl.rewards import load_reward, score_trajectories
 from ..rl.tasks import make_task
@@ -22,7 +23,10 @@ class AgentWorker(Role):
     def _load(self) -> None:
         self._task = make_task(self.config.task, self.config.task_options, seed=self.config.seed)
         self._tokenizer = load_tokenizer(self.config.model)
-        self._reward = load_reward(self.config.reward) if self.config.reward else self._task.reward
+        reward = load_reward(self.config.reward) if self.config.reward else self._task.reward
+        if reward is None:
+            raise ConfigError("reward", None, f"the task {self.config.task!r} has none of its own")
+        self._reward = reward
 
     async def tool(self, body: bytes) -> list[int] | None:
         """Tokens that the environment answers with, or None when the trajectory is over."""

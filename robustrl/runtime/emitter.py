@@ -37,7 +37,9 @@ class Emitter:
         """Wait until all is acknowledged. Raises WaitTimeout naming how many events are not."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._queue or self._failure, timeout) or self._failure:
-                raise WaitTimeout(f"{self._source}: {len(self._queue)} events not acknowledged by the host within {timeout:g} s ({self._failure})")
+                raise WaitTimeout(
+                    f"{self._source}: {len(self._queue)} events not acknowledged by the host within {timeout:g} s ({self._failure})"
+                )
 
     def _run(self) -> None:
         while True:

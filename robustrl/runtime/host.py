@@ -1,7 +1,7 @@
 """The host: one plain process per job. It starts the nodes, creates every role, is the only writer of the event log, and reaps.
 
-It is thin: what becomes of a role is decided by the supervisor; the host carries out and writes down. It is the only Ray driver. It ends with
-its job, or with its owner unless ``keep_alive``; should it be killed itself, its reaper cleans up.
+It is thin: what becomes of a role is decided by the supervisor; the host carries out and writes down. It is the only Ray driver. It ends
+with its job, or with its owner unless ``keep_alive``; should it be killed itself, its reaper cleans up.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from ..config import JobConfig
 from ..core import events as ev
 from ..core.lifecycle import DONE, FAILED, STOPPED
-from ..core.placement import NodeSpec, place, plan_nodes
+from ..core.placement import place, plan_nodes
 from ..core.roles import RoleKind, RoleState
 from ..core.run_state import RunState
-from ..errors import JobFailed, RobustRLError, WaitTimeout
+from ..errors import JobFailed, PeerDied, RobustRLError, WaitTimeout
 from . import machine, reaper, registry, wire
 from .cluster import Cluster, JoinedCluster, LocalCluster
 from .event_log import EventLog, LogError
@@ -35,6 +36,7 @@ from .role import Peer, RoleSpec, actor_name, within
 log = logging.getLogger("host")
 _DEATH_WORD = 2.0
 """Seconds that a node agent has for reporting a death before the host reports it itself."""
+_RUN_DEADLINE = 30 * 24 * 3600.0
 
 
 class Host:
@@ -52,7 +54,7 @@ class Host:
         self._cluster: Cluster | None = None
         self._closing = False
 
-    # -- the log --------------------------------------------------------------------------------------------------------------------------------
+    # -- the log ---
 
     def record(self, event: ev.Event) -> None:
         """An event of the host itself."""
@@ -68,7 +70,7 @@ class Host:
         if isinstance(entry.event, ev.EndDecided) and not self.end.done():
             self.end.set_result(entry.event)
 
-    # -- life -----------------------------------------------------------------------------------------------------------------------------------
+    # -- life ---
 
     async def main(self) -> int:
         self.end = asyncio.get_running_loop().create_future()
@@ -78,9 +80,17 @@ class Host:
         self._reaper = reaper.start_reaper(self.run_id, [self.temp, self.shm])
         address = f"unix:{registry.socket_path(self.run_id)}"
         self._log = EventLog(self.run_dir / "events.jsonl", time.monotonic)
-        self.record(ev.RunStarted(
-            schema=ev.SCHEMA, run=self.run_id, name=self.config.name, wall=time.time(), host_pid=os.getpid(),
-            config=msgspec.to_builtins(self.config), machine=machine.describe()))
+        self.record(
+            ev.RunStarted(
+                schema=ev.SCHEMA,
+                run=self.run_id,
+                name=self.config.name,
+                wall=time.time(),
+                host_pid=os.getpid(),
+                config=msgspec.to_builtins(self.config),
+                machine=machine.describe(),
+            )
+        )
         server = await wire.listen(address, self._serve)
         self._address = address
         for sig in (signal.SIGINT, signal.SIGTERM):
@@ -112,7 +122,7 @@ class Host:
             await asyncio.sleep(0.5)
         self._decide_end(STOPPED, f"its owner, process {self.file.owner_pid}, has ended (keep_alive=True would let the job go on)")
 
-    # -- start ----------------------------------------------------------------------------------------------------------------------------------
+    # -- start ---
 
     async def _start_and_run(self) -> None:
         if self.file.replaces:
@@ -127,8 +137,11 @@ class Host:
             self.record(ev.NodeStarted(node=node.name, ray_node_id=node.ray_node_id, ip=node.ip, kinds=kinds))
         await self._create_roles()
         await self._open_roles()
-        runner = self._peer("task_runner")
-        await runner.call("run", deadline=7 * 24 * 3600.0)
+        try:
+            await self._peer("task_runner").call("run", deadline=_RUN_DEADLINE)
+        except PeerDied:
+            await asyncio.sleep(_DEATH_WORD)  # the supervisor knows better why, and ends the job meanwhile
+            raise
 
     def _wait_replaced(self) -> None:
         for entry in registry.live_jobs():
@@ -138,10 +151,13 @@ class Host:
     async def _preflight(self) -> None:
         """Checks that need heavy imports, in a process of their own, so that this one stays small."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "robustrl.runtime.preflight", str(self.run_dir / "config.json"), stdout=asyncio.subprocess.PIPE)
+            sys.executable, "-m", "robustrl.runtime.preflight", str(self.run_dir / "config.json"), stdout=asyncio.subprocess.PIPE
+        )
         output, _ = await within(self.config.deadlines.call, "the checks before the start", process.communicate())
         if process.returncode:
-            raise JobFailed(output.decode().strip() or f"the checks before the start ended with exit status {process.returncode}: see logs/host.log")
+            raise JobFailed(
+                output.decode().strip() or f"the checks before the start ended with exit status {process.returncode}: see logs/host.log"
+            )
 
     def _start_cluster(self) -> None:
         config = self.config
@@ -164,12 +180,17 @@ class Host:
         handle = self._cluster.create_actor(spec, self._node_of(role))  # type: ignore[union-attr]
         self.actors[role] = handle
         identity = await self._peer(role).call("identity", deadline=self.config.deadlines.role_start)
-        self.record(ev.RoleStarted(role=role, incarnation=spec.incarnation, node=spec.node, pid=identity["pid"], start_ticks=identity["start_ticks"]))
+        self.record(
+            ev.RoleStarted(
+                role=role, incarnation=spec.incarnation, node=spec.node, pid=identity["pid"], start_ticks=identity["start_ticks"]
+            )
+        )
         self._spawn(self._watch_role(role, spec, identity["pid"]))
         if not role.startswith(RoleKind.NODE_AGENT):
             agent = next(r for r, where in self._places.items() if where == spec.node and r.kind is RoleKind.NODE_AGENT)
             await self._peer(str(agent)).call(
-                "watch", role, spec.incarnation, identity["pid"], spec.page_path, spec.log_path, deadline=self.config.deadlines.call)
+                "watch", role, spec.incarnation, identity["pid"], spec.page_path, spec.log_path, deadline=self.config.deadlines.call
+            )
 
     def _node_of(self, role: str) -> Any:
         name = next(where for r, where in self._places.items() if str(r) == role)
@@ -178,8 +199,18 @@ class Host:
     def _spec(self, role: str) -> RoleSpec:
         node = self._node_of(role)
         return RoleSpec(
-            role=role, incarnation=1, run=self.run_id, node=node.name, ip=node.ip, run_dir=str(self.run_dir), temp_dir=str(self.temp),
-            shm_dir=str(self.shm), host_address=self._address, host_token=None, config=self.config)
+            role=role,
+            incarnation=1,
+            run=self.run_id,
+            node=node.name,
+            ip=node.ip,
+            run_dir=str(self.run_dir),
+            temp_dir=str(self.temp),
+            shm_dir=str(self.shm),
+            host_address=self._address,
+            host_token=None,
+            config=self.config,
+        )
 
     def _peer(self, role: str) -> Peer:
         return Peer(self.actors[role], role)
@@ -207,9 +238,11 @@ class Host:
                 return
             await asyncio.sleep(_DEATH_WORD)
             if not self._closing and not self.state.roles[role].exited:
-                self.record(ev.ProcessExited(role=role, incarnation=spec.incarnation, pid=pid, cause=f"Ray: {type(error).__name__}", last_lines=[]))
+                self.record(
+                    ev.ProcessExited(role=role, incarnation=spec.incarnation, pid=pid, cause=f"Ray: {type(error).__name__}", last_lines=[])
+                )
 
-    # -- the socket -------------------------------------------------------------------------------------------------------------------------------
+    # -- the socket ---
 
     async def _serve(self, hello: wire.Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         streams: list[asyncio.Task[None]] = []
@@ -271,7 +304,7 @@ class Host:
             result = wire.Result(call.id, error=wire.Failure.of(error))
         wire.write_message(writer, result)
 
-    # -- verbs --------------------------------------------------------------------------------------------------------------------------------------
+    # -- verbs ---
 
     async def _stop(self, reason: str = "stopped by the user") -> str:
         self._decide_end(STOPPED, reason)
@@ -294,9 +327,22 @@ class Host:
         return path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else []
 
     async def _state(self) -> dict[str, Any]:
-        return {"run": self.run_id, "status": self.state.status, "step": self.state.step, "steps": self.state.steps, "reason": self.state.reason}
+        return {
+            "run": self.run_id,
+            "status": self.state.status,
+            "step": self.state.step,
+            "steps": self.state.steps,
+            "reason": self.state.reason,
+        }
 
-    _VERBS = {"stop": _stop, "pause": _pause, "resume": _resume, "save_pretrained": _save_pretrained, "logs": _logs, "state": _state}
+    _VERBS: ClassVar[dict[str, Callable[..., Awaitable[Any]]]] = {
+        "stop": _stop,
+        "pause": _pause,
+        "resume": _resume,
+        "save_pretrained": _save_pretrained,
+        "logs": _logs,
+        "state": _state,
+    }
 
     def _running(self, role: str) -> Peer:
         view = self.state.roles.get(role)
@@ -304,7 +350,7 @@ class Host:
             raise JobFailed(f"{role} is {view.state if view else 'not started yet'}: wait for the job to run, e.g. job.wait(step=1)")
         return self._peer(role)
 
-    # -- end ----------------------------------------------------------------------------------------------------------------------------------------
+    # -- end ---
 
     async def _shut_down(self, verdict: ev.EndDecided, server: asyncio.Server) -> None:
         """Close the log with its balance, then remove all that the job started."""
@@ -315,7 +361,11 @@ class Host:
         self._balance(verdict)
         for role, view in self.state.roles.items():
             if view.state is not RoleState.STOPPED:
-                self.record(ev.RoleStateChanged(role=role, incarnation=view.incarnation, old=view.state, new=RoleState.STOPPED, reason=f"job {verdict.status}"))
+                self.record(
+                    ev.RoleStateChanged(
+                        role=role, incarnation=view.incarnation, old=view.state, new=RoleState.STOPPED, reason=f"job {verdict.status}"
+                    )
+                )
         self.record(ev.RunEnded(status=verdict.status, reason=verdict.reason, wall=time.time()))
         self._log.close()
         self._write_summary()

@@ -13,13 +13,16 @@ from ..rl.models import load_tokenizer
 from ..rl.rewards import load_reward
 from ..rl.tasks import make_task
 
+
 def check(config: JobConfig) -> None:
     """Raises ConfigError, naming the field."""
     task = make_task(config.task, config.task_options, seed=config.seed)
     if config.reward:
         load_reward(config.reward)
     elif task.reward is None:
-        raise ConfigError("reward", None, f"the task {config.task!r} has no reward of its own; give a function reward(prompts, completions, **columns)")
+        raise ConfigError(
+            "reward", None, f"the task {config.task!r} has no reward of its own; give a function reward(prompts, completions, **columns)"
+        )
     tokenizer = load_tokenizer(config.model)
     for split, count in (("train", 1), ("held_out", config.evaluation_prompts)):
         if count and not task.prompts(split, 0, 1):

@@ -69,10 +69,19 @@ class RequestManager(Role):
         await self._do(self._write, "update trajectories set state = ?, body = ? where id = ?", rows)
         if kept:
             first = kept[0]
-            self.emit(ev.TrajectoriesFinished(
-                batch=first.batch, group=first.group, ids=[t.id for t in kept], prompt=_short(first.prompt), texts=[_short(t.text) for t in kept],
-                rewards=[float(t.reward or 0.0) for t in kept], tokens=[len(t.tokens) for t in kept], versions=[t.versions for t in kept],
-                tool_turns=[t.tool_turns for t in kept]))
+            self.emit(
+                ev.TrajectoriesFinished(
+                    batch=first.batch,
+                    group=first.group,
+                    ids=[t.id for t in kept],
+                    prompt=_short(first.prompt),
+                    texts=[_short(t.text) for t in kept],
+                    rewards=[float(t.reward or 0.0) for t in kept],
+                    tokens=[len(t.tokens) for t in kept],
+                    versions=[t.versions for t in kept],
+                    tool_turns=[t.tool_turns for t in kept],
+                )
+            )
         for reason in dict.fromkeys(dropped.values()):
             await self.dropped([i for i, why in dropped.items() if why == reason], reason)
         await self._settle([t.id for t in kept])
@@ -101,9 +110,14 @@ class RequestManager(Role):
                 await self._changed.wait_for(ready)
 
         await within(deadline, f"batch {batch} ({self._unsettled[batch]} of {self._size} trajectories unfinished)", wait())
-        ids = [row[0] for row in await self._do(self._read, "select id from trajectories where batch = ? and state = 'finished' order by id", batch)]
+        ids = [
+            row[0]
+            for row in await self._do(self._read, "select id from trajectories where batch = ? and state = 'finished' order by id", batch)
+        ]
         if not ids:
-            raise JobFailed(f"batch {batch}: every trajectory was dropped ({dict(self._ledger.dropped_by_reason)}); there is nothing to train on")
+            raise JobFailed(
+                f"batch {batch}: every trajectory was dropped ({dict(self._ledger.dropped_by_reason)}); there is nothing to train on"
+            )
         return ids
 
     async def batch(self, batch: int) -> list[bytes]:

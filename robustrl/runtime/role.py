@@ -20,7 +20,7 @@ import msgspec
 from ..config import JobConfig
 from ..core import events as ev
 from ..core.roles import Phase, RoleId, RoleKind
-from ..errors import JobFailed, WaitTimeout
+from ..errors import PeerDied, RobustRLError, WaitTimeout
 from .emitter import Emitter
 from .processes import read_start_ticks
 from .status_page import StatusPage
@@ -83,14 +83,14 @@ class Peer:
         self._handle, self.role = handle, role
 
     async def call(self, method: str, *args: Any, deadline: float, **kwargs: Any) -> Any:
-        """Result of ``method``. Raises WaitTimeout naming role and method, JobFailed when the role has died, or what the method raised."""
+        """Result of ``method``. Raises WaitTimeout naming role and method, PeerDied, or what the method raised."""
         import ray
 
         ref = getattr(self._handle, method).remote(*args, **kwargs)
         try:
             return await within(deadline, f"{self.role}.{method}()", ref)
         except ray.exceptions.RayActorError as error:
-            raise JobFailed(f"{self.role} died during {method}(): {type(error).__name__}") from None
+            raise PeerDied(f"{self.role} died during {method}(): {type(error).__name__}") from None
         except ray.exceptions.RayTaskError as error:
             raise error.as_instanceof_cause() from None
 
@@ -143,20 +143,28 @@ class Role:
         return self._peers[role]
 
     def spawn(self, coroutine: Any) -> None:
-        """Run a coroutine of this role for its own sake: an error in it ends the process, which is how a role reports that it cannot go on."""
+        """Run a coroutine for its own sake. An error in it ends this process, a peer's death does not: that is the supervisor's matter."""
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
+        if task.cancelled() or not (error := task.exception()):
+            return
+        if isinstance(error, PeerDied):
+            self.log.warning("%s", error)
+        else:
             self.die(error)
 
     def die(self, error: BaseException) -> None:
-        """Exit with the reason as the last lines of the log."""
+        """Say why, in the event log and as the last lines of the role's own log, and exit."""
         self.log.error("%s cannot go on", self.spec.role, exc_info=error)
-        self.emitter.flush(timeout=2.0)
+        self.emit(ev.ErrorRaised(role=self.spec.role, incarnation=self.spec.incarnation, error=_class_name(error), text=str(error)))
+        try:
+            self.emitter.flush(timeout=2.0)
+        except WaitTimeout as late:
+            self.log.error("%s", late)
         os._exit(1)
 
     async def _stamp(self) -> None:
@@ -167,6 +175,11 @@ class Role:
     def _host_gone(self) -> None:
         self.log.error("the host is gone: exiting")
         os._exit(3)
+
+
+def _class_name(error: BaseException) -> str:
+    """Ray derives classes of its own from those of remote errors: the name of ours."""
+    return next((base.__name__ for base in type(error).__mro__ if base.__module__ == RobustRLError.__module__), type(error).__name__)
 
 
 def _redirect_output(path: str) -> None:

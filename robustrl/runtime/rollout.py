@@ -2,8 +2,8 @@
 
 The engine loop is one thread that owns the engine. Everything else reaches it as a command between two engine steps: new trajectories, the
 answer of a tool, a pulled version. A commit loads the pulled weights, scores the probe prompt, and only then lets tokens of the new version
-leave; a version that fails the check is refused, its tokens are discarded and the old weights are loaded again. Every token is recorded with
-the version that made it.
+leave; a version that fails the check is refused, its tokens are discarded and the old weights are loaded again. Every token is recorded
+with the version that made it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from .role import Role
 if TYPE_CHECKING:
     from ..transport.puller import Pulled
 
+
 class Rollout(Role):
     async def on_open(self) -> None:
         settings.apply(shm_dir=self.spec.shm_dir)
@@ -50,7 +51,7 @@ class Rollout(Role):
         self.spawn(self._follow_versions())
         await self.sync(0)
 
-    # -- calls --------------------------------------------------------------------------------------------------------------------------------
+    # -- calls ---
 
     async def submit(self, bodies: list[bytes]) -> None:
         trajectories = [msgspec.msgpack.decode(body, type=Trajectory) for body in bodies]
@@ -61,7 +62,7 @@ class Rollout(Role):
         self._commands.put(lambda: self._resume(trajectory, tokens))
 
     async def collect(self, wait: float) -> tuple[int, list[tuple[int, bytes]], list[bytes]]:
-        """(committed version, finished trajectories by id, trajectories that wait for a tool); an empty answer is held back up to ``wait`` s."""
+        """(committed version, finished trajectories by id, trajectories that wait for a tool); an empty one comes after ``wait`` s."""
         finished: list[tuple[int, bytes]] = []
         tools: list[bytes] = []
         if not hasattr(self, "_out"):
@@ -86,7 +87,7 @@ class Rollout(Role):
             self._target = max(self._target, version)
             self._target_changed.notify_all()
 
-    # -- the weight plane ----------------------------------------------------------------------------------------------------------------------
+    # -- the weight plane ---
 
     def _open_plane(self) -> None:
         from ..transport.puller import Puller
@@ -115,16 +116,35 @@ class Rollout(Role):
         seconds, gap = await done
         manifest = pulled.manifest
         if not gap <= self.config.probe_limit:
-            self.emit(ev.VersionRefused(role=self.spec.role, incarnation=self.spec.incarnation, version=manifest.version, probe_gap=gap,
-                                        limit=self.config.probe_limit))
+            self.emit(
+                ev.VersionRefused(
+                    role=self.spec.role,
+                    incarnation=self.spec.incarnation,
+                    version=manifest.version,
+                    probe_gap=gap,
+                    limit=self.config.probe_limit,
+                )
+            )
             self._refused = manifest.version
             return
         await asyncio.to_thread(self._serve, pulled, before)
         host, port = self._server.address
-        self.emit(ev.PullCommitted(
-            source=pulled.source, target=self.spec.role, incarnation=self.spec.incarnation, version=manifest.version, digest=manifest.digest,
-            bytes=pulled.bytes_received, seconds=pulled.seconds, commit_seconds=seconds, transport=pulled.transport, lag=lag, probe_gap=gap,
-            address=f"{host}:{port}"))
+        self.emit(
+            ev.PullCommitted(
+                source=pulled.source,
+                target=self.spec.role,
+                incarnation=self.spec.incarnation,
+                version=manifest.version,
+                digest=manifest.digest,
+                bytes=pulled.bytes_received,
+                seconds=pulled.seconds,
+                commit_seconds=seconds,
+                transport=pulled.transport,
+                lag=lag,
+                probe_gap=gap,
+                address=f"{host}:{port}",
+            )
+        )
 
     def _next_source(self, ask: Ask, version: int) -> Lease | None:
         call = self._supervisor.call("ask", msgspec.msgpack.encode(ask), version, deadline=self.deadlines.call)
@@ -138,15 +158,20 @@ class Rollout(Role):
             self._server.retire(before.manifest.version)
             self._puller.recycle(before.buffer)
 
-    # -- the engine thread ------------------------------------------------------------------------------------------------------------------------
+    # -- the engine thread ---
 
     def _run_engine(self, started: asyncio.Future[None]) -> None:
         try:
             task = make_task(self.config.task, self.config.task_options, seed=self.config.seed)
             self._stop, self._pace, self._ignore_eos = task.stop, task.pace, task.ignore_eos
             self._engine: Engine = make_engine(
-                self.config.engine, resolve_model(self.config.model), seed=self.config.seed * 1000 + self.role.index, load="dummy",
-                max_model_len=self.config.max_model_len, max_num_seqs=self.config.rollout_concurrency)
+                self.config.engine,
+                resolve_model(self.config.model),
+                seed=self.config.seed * 1000 + self.role.index,
+                load="dummy",
+                max_model_len=self.config.max_model_len,
+                max_num_seqs=self.config.rollout_concurrency,
+            )
             self._live: dict[int, Trajectory] = {}
             self._in_tool: dict[int, Trajectory] = {}
             self._budget = self.config.sampling.max_tokens or task.max_tokens
@@ -188,9 +213,15 @@ class Rollout(Role):
         sampling = self.config.sampling
         evaluation = trajectory.batch == 0
         return Request(
-            id=str(trajectory.id), tokens=trajectory.prompt_tokens + trajectory.tokens, max_tokens=self._budget - sum(trajectory.mask),
-            temperature=0.0 if evaluation else sampling.temperature, top_p=1.0 if evaluation else sampling.top_p, stop=list(self._stop),
-            ignore_eos=self._ignore_eos, seed=None)
+            id=str(trajectory.id),
+            tokens=trajectory.prompt_tokens + trajectory.tokens,
+            max_tokens=self._budget - sum(trajectory.mask),
+            temperature=0.0 if evaluation else sampling.temperature,
+            top_p=1.0 if evaluation else sampling.top_p,
+            stop=list(self._stop),
+            ignore_eos=self._ignore_eos,
+            seed=None,
+        )
 
     def _take(self, deltas: list[Delta]) -> None:
         for delta in deltas:

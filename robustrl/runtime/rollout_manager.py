@@ -1,8 +1,8 @@
 """The rollout manager: routes trajectories to rollouts and carries each to its end; it holds no weights and no text of its own.
 
-One lane per rollout: a long poll fetches finished trajectories and tool turns. A group (the samples of one prompt) goes whole to the least loaded
-rollout whose committed version is new enough; its version is stamped there and then. Finished groups are rated by an agent worker and
-handed to the request manager.
+One lane per rollout: a long poll fetches finished trajectories and tool turns. A group (the samples of one prompt) goes whole to the
+least loaded rollout whose committed version is new enough; its version is stamped there and then. Finished groups are rated by an agent
+worker and handed to the request manager.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RolloutManager(Role):
             self.spawn(self._poll(lane))
         self.spawn(self._dispatch())
 
-    # -- what the task runner asks for ------------------------------------------------------------------------------------------------------
+    # -- what the task runner asks for ---
 
     async def generate(self, groups: list[list[bytes]], least_version: int) -> None:
         """Queue groups of trajectories; returns at once. They end in the request manager."""
@@ -80,7 +80,7 @@ class RolloutManager(Role):
 
         await within(deadline, f"rollouts to commit weight version {version}", wait())
 
-    # -- lanes -------------------------------------------------------------------------------------------------------------------------------
+    # -- lanes ---
 
     async def _queue(self, trajectories: list[Trajectory], least_version: int, done: asyncio.Future | None = None) -> None:
         group = _Group((trajectories[0].batch, trajectories[0].group), least_version, trajectories, len(trajectories), done)

@@ -1,7 +1,7 @@
 """The state keeper: holds the trainer's last committed optimizer step outside the trainer, and serves its weights.
 
-Two slots of shared memory. The trainer writes weights and recovery state into the free slot; `commit` computes the checksums, makes the slot
-the staged version and frees the other one when no pull of it is under way any more. A trainer that dies while writing leaves the last
+Two slots of shared memory. The trainer writes weights and recovery state into the free slot; `commit` computes the checksums, makes the
+slot the staged version and frees the other one when no pull of it is under way any more. A trainer that dies while writing leaves the last
 committed slot untouched, and pulls go on.
 """
 
@@ -66,8 +66,10 @@ class StateKeeper(Role):
         """Two slots of at least these sizes. Existing ones that are large enough are kept, with what they hold."""
         if not self._slots or self._slots[0].weights_bytes < weights_bytes or self._slots[0].state_bytes < state_bytes:
             if self._committed is not None:
-                raise WeightsError(f"{self.spec.role}: the trainer's state grew to {weights_bytes} + {state_bytes} bytes after its first snapshot; "
-                                   f"room is for {self._slots[0].weights_bytes} + {self._slots[0].state_bytes}")
+                raise WeightsError(
+                    f"{self.spec.role}: the trainer's state grew to {weights_bytes} + {state_bytes} bytes after its first snapshot; "
+                    f"room is for {self._slots[0].weights_bytes} + {self._slots[0].state_bytes}"
+                )
             self._slots = [self._make(i, weights_bytes, state_bytes) for i in range(2)]
             self._arrays = [map_slot(slot.path) for slot in self._slots]
         return self._slots
@@ -78,7 +80,11 @@ class StateKeeper(Role):
         free = os.statvfs(folder)
         if free.f_bavail * free.f_frsize < size:
             folder = Path(self.spec.temp_dir)
-            self.emit(ev.WarningRaised(text=f"{self.spec.role}: {self.spec.shm_dir} has no room for {size} bytes; the snapshot lies in {folder}, on disk"))
+            self.emit(
+                ev.WarningRaised(
+                    text=f"{self.spec.role}: {self.spec.shm_dir} has no room for {size} bytes; the snapshot lies in {folder}, on disk"
+                )
+            )
         path = folder / f"{self.spec.actor_name}.slot-{number}"
         with open(path, "wb") as file:
             os.fchmod(file.fileno(), 0o600)
@@ -106,15 +112,35 @@ class StateKeeper(Role):
         slot = self._slots[snapshot.slot]
         array = self._arrays[snapshot.slot]
         weights, state = array[: slot.weights_bytes], array[slot.weights_bytes : slot.weights_bytes + snapshot.state_length]
-        manifest = build_manifest(snapshot.step, snapshot.layout, weights, probe_tokens=snapshot.probe_tokens, probe_logprobs=snapshot.probe_logprobs)
+        manifest = build_manifest(
+            snapshot.step, snapshot.layout, weights, probe_tokens=snapshot.probe_tokens, probe_logprobs=snapshot.probe_logprobs
+        )
         snapshot_digest = hashlib.sha256(manifest.digest.encode() + state.tobytes()).hexdigest()[:32]
         self._committed = snapshot
         host, port = self._server.address
-        self.emit(ev.OptimizerStepCommitted(
-            step=snapshot.step, version=snapshot.step, digest=manifest.digest, snapshot_digest=snapshot_digest, consumed=snapshot.consumed,
-            batch=snapshot.batch, bytes=slot.weights_bytes + snapshot.state_length, holder=self.spec.role, incarnation=self.spec.incarnation))
+        self.emit(
+            ev.OptimizerStepCommitted(
+                step=snapshot.step,
+                version=snapshot.step,
+                digest=manifest.digest,
+                snapshot_digest=snapshot_digest,
+                consumed=snapshot.consumed,
+                batch=snapshot.batch,
+                bytes=slot.weights_bytes + snapshot.state_length,
+                holder=self.spec.role,
+                incarnation=self.spec.incarnation,
+            )
+        )
         self._server.stage(manifest, weights)
-        self.emit(ev.VersionAnnounced(
-            version=snapshot.step, digest=manifest.digest, bytes=manifest.nbytes, chunks=len(manifest.chunks), holder=self.spec.role,
-            incarnation=self.spec.incarnation, address=f"{host}:{port}"))
+        self.emit(
+            ev.VersionAnnounced(
+                version=snapshot.step,
+                digest=manifest.digest,
+                bytes=manifest.nbytes,
+                chunks=len(manifest.chunks),
+                holder=self.spec.role,
+                incarnation=self.spec.incarnation,
+                address=f"{host}:{port}",
+            )
+        )
         return {"version": snapshot.step, "digest": manifest.digest}

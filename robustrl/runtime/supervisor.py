@@ -56,7 +56,8 @@ class Supervisor(Role):
         match event:
             case ev.VersionAnnounced():
                 self._directory.announce(
-                    event.version, event.digest, event.bytes, event.chunks, event.holder, event.incarnation, _place(event.address), now)
+                    event.version, event.digest, event.bytes, event.chunks, event.holder, event.incarnation, _place(event.address), now
+                )
             case ev.PullCommitted():
                 address = _place(event.address) if event.address else None
                 self._directory.commit(event.target, event.incarnation, event.version, event.digest, address)

@@ -1,6 +1,6 @@
 """A trainer rank: applies optimizer steps, and puts its whole state into its state keeper before a version is announced.
 
-The ranks of one trainer form a torch.distributed group (gloo on CPU). The learner runs in a thread of its own. Rank 0 snapshots and publishes.
+The ranks of one trainer form a torch.distributed group (gloo on CPU). The learner runs in a thread of its own. Rank 0 publishes.
 """
 
 from __future__ import annotations
@@ -59,10 +59,22 @@ class Trainer(Role):
         if world > 1:
             import torch.distributed as dist
 
-            dist.init_process_group("nccl" if cuda else "gloo", init_method=f"tcp://{rendezvous}", rank=self.role.index, world_size=world,
-                                    timeout=timedelta(seconds=self.deadlines.train_step))
-        self._learner = Learner(resolve_model(self.config.model), self.config.grpo, seed=self.config.seed, rank=self.role.index, world_size=world,
-                                device="cuda" if cuda else "cpu", temperature=self.config.sampling.temperature)
+            dist.init_process_group(
+                "nccl" if cuda else "gloo",
+                init_method=f"tcp://{rendezvous}",
+                rank=self.role.index,
+                world_size=world,
+                timeout=timedelta(seconds=self.deadlines.train_step),
+            )
+        self._learner = Learner(
+            resolve_model(self.config.model),
+            self.config.grpo,
+            seed=self.config.seed,
+            rank=self.role.index,
+            world_size=world,
+            device="cuda" if cuda else "cpu",
+            temperature=self.config.sampling.temperature,
+        )
         task = make_task(self.config.task, self.config.task_options, seed=self.config.seed)
         self._probe = task.encode(load_tokenizer(self.config.model), task.prompts("train", 0, 1)[0])[:_PROBE_TOKENS]
 
@@ -98,8 +110,16 @@ class Trainer(Role):
         number = await self._keeper.call("free_slot", deadline=self.deadlines.call)
         await self._in_thread(self._fill, number, weights, state)
         self._enter(Phase.PUBLISH)
-        snapshot = Snapshot(step=step, batch=batch, consumed=consumed, slot=number, layout=self._layout, state_length=len(state),
-                            probe_tokens=self._probe, probe_logprobs=probe)
+        snapshot = Snapshot(
+            step=step,
+            batch=batch,
+            consumed=consumed,
+            slot=number,
+            layout=self._layout,
+            state_length=len(state),
+            probe_tokens=self._probe,
+            probe_logprobs=probe,
+        )
         published = await self._keeper.call("commit", snapshot, deadline=self.deadlines.call)
         self.page.version = step
         return published

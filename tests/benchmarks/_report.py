@@ -1,7 +1,7 @@
 """What every benchmark shares: its options, the rows it has so far (kept on disk, so that a second call resumes), and its report.
 
-A benchmark names the rows it wants and gives a function that measures one. The report is a readable table, or with ``--json`` one JSON object as
-the last line: ``bench``, ``machine``, ``rows``, ``targets``. A target whose rows are not complete has value null and is not met.
+A benchmark names the rows it wants and gives a function that measures one. The report is a readable table, or with ``--json`` one JSON
+object as the last line: ``bench``, ``machine``, ``rows``, ``targets``. A target whose rows are not complete has value null and is not met.
 """
 
 from __future__ import annotations

@@ -20,14 +20,31 @@ def measure(row: str) -> Row:
         summary = job.summary()
     accuracy = summary["accuracy"]
     before, after = accuracy["before"], accuracy["after"]
-    return {"before": before, "after": after, "points": 100 * (after - before), "prompts": accuracy["prompts"],
-            "steps": summary["steps"], "seconds": summary["wall_seconds"]}
+    return {
+        "before": before,
+        "after": after,
+        "points": 100 * (after - before),
+        "prompts": accuracy["prompts"],
+        "steps": summary["steps"],
+        "seconds": summary["wall_seconds"],
+    }
 
 
 def judge(bench: Bench) -> None:
-    bench.target("smallest gain over three seeds, async (points)", ">=", 15, [f"async-{s}" for s in _SEEDS], lambda rows: min(r["points"] for r in rows))
-    bench.target("smallest gain over three seeds, on-policy (points)", ">=", 15, [f"on-policy-{s}" for s in _SEEDS],
-                 lambda rows: min(r["points"] for r in rows))
+    bench.target(
+        "smallest gain over three seeds, async (points)",
+        ">=",
+        15,
+        [f"async-{s}" for s in _SEEDS],
+        lambda rows: min(r["points"] for r in rows),
+    )
+    bench.target(
+        "smallest gain over three seeds, on-policy (points)",
+        ">=",
+        15,
+        [f"on-policy-{s}" for s in _SEEDS],
+        lambda rows: min(r["points"] for r in rows),
+    )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -43,11 +43,18 @@ def wait_for(what: str, condition: Callable[[], Any], timeout: float = 60.0) -> 
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """``launch(**settings)``: a small job (profile class unless told otherwise); stopped and checked for leftovers at the end of the test."""
+    """``launch(**settings)``: a small job (profile class by default); stopped and checked for leftovers at the end of the test."""
     jobs: list[Job] = []
 
     def start(**settings: Any) -> Job:
-        defaults = {"profile": "class", "name": f"test-{len(jobs)}", "steps": 3, "evaluation_prompts": 16, "prompts_per_step": 4, "run_dir": str(tmp_path)}
+        defaults = {
+            "profile": "class",
+            "name": f"test-{len(jobs)}",
+            "steps": 3,
+            "evaluation_prompts": 16,
+            "prompts_per_step": 4,
+            "run_dir": str(tmp_path),
+        }
         jobs.append(robustrl.launch(**defaults | settings))
         return jobs[-1]
 

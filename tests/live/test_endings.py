@@ -82,7 +82,9 @@ time.sleep(600)
 
 @pytest.mark.parametrize("keep_alive", [False, True])
 def test_sigkill_of_the_kernel_ends_the_job_unless_it_is_kept_alive(tmp_path: Path, keep_alive: bool) -> None:
-    with subprocess.Popen([sys.executable, "-c", _KERNEL.format(folder=str(tmp_path), keep_alive=keep_alive)], stdout=subprocess.PIPE, text=True) as kernel:
+    with subprocess.Popen(
+        [sys.executable, "-c", _KERNEL.format(folder=str(tmp_path), keep_alive=keep_alive)], stdout=subprocess.PIPE, text=True
+    ) as kernel:
         assert kernel.stdout is not None
         run, run_dir = kernel.stdout.readline().split()
         kernel.kill()

@@ -21,7 +21,9 @@ _STEPS = 8
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    with robustrl.launch(name="lab", steps=_STEPS, evaluation_prompts=64, evaluation_every=4, run_dir=str(tmp_path_factory.mktemp("runs"))) as job:
+    with robustrl.launch(
+        name="lab", steps=_STEPS, evaluation_prompts=64, evaluation_every=4, run_dir=str(tmp_path_factory.mktemp("runs"))
+    ) as job:
         job.wait(step=1, timeout=240)
         yield job
     assert_clean(job.run)
@@ -35,8 +37,22 @@ def ended(job: Job) -> Job:
 
 def test_every_role_is_a_live_process_of_its_own_on_four_nodes(job: Job) -> None:
     pids = {role: handle.pid for role, handle in job.roles.items()}
-    assert {"supervisor", "task_runner", "rollout_manager", "request_manager", "agent_worker-0", "agent_worker-1", "trainer-0", "state_keeper-0",
-            "rollout-0", "rollout-1", "node_agent-0", "node_agent-1", "node_agent-2", "node_agent-3"} == set(pids)
+    assert {
+        "supervisor",
+        "task_runner",
+        "rollout_manager",
+        "request_manager",
+        "agent_worker-0",
+        "agent_worker-1",
+        "trainer-0",
+        "state_keeper-0",
+        "rollout-0",
+        "rollout-1",
+        "node_agent-0",
+        "node_agent-1",
+        "node_agent-2",
+        "node_agent-3",
+    } == set(pids)
     assert len(set(pids.values())) == len(pids)
     for role, pid in pids.items():
         environment = Path(f"/proc/{pid}/environ").read_bytes()

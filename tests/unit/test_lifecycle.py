@@ -34,12 +34,37 @@ class Log:
         return self.add(ev.RoleReady(role=role, incarnation=incarnation, seconds=1.0))
 
     def committed(self, role: str, version: int = 0, incarnation: int = 1) -> list[ev.Event]:
-        return self.add(ev.PullCommitted(source="state_keeper-0", target=role, incarnation=incarnation, version=version, digest="d", bytes=1, seconds=0.1,
-                                         commit_seconds=0.1, transport="tcp", lag=1, probe_gap=0.0, address=""))
+        return self.add(
+            ev.PullCommitted(
+                source="state_keeper-0",
+                target=role,
+                incarnation=incarnation,
+                version=version,
+                digest="d",
+                bytes=1,
+                seconds=0.1,
+                commit_seconds=0.1,
+                transport="tcp",
+                lag=1,
+                probe_gap=0.0,
+                address="",
+            )
+        )
 
     def step(self, step: int) -> list[ev.Event]:
-        return self.add(ev.OptimizerStepCommitted(step=step, version=step, digest="d", snapshot_digest="s", consumed=[], batch=step, bytes=1,
-                                                  holder="state_keeper-0", incarnation=1))
+        return self.add(
+            ev.OptimizerStepCommitted(
+                step=step,
+                version=step,
+                digest="d",
+                snapshot_digest="s",
+                consumed=[],
+                batch=step,
+                bytes=1,
+                holder="state_keeper-0",
+                incarnation=1,
+            )
+        )
 
     def evaluated(self, version: int) -> list[ev.Event]:
         return self.add(ev.EvaluationDone(version=version, prompts=8, accuracy=0.5, samples=[]))
@@ -65,7 +90,9 @@ def test_a_death_fails_the_role_and_ends_the_job_with_its_reason(phase: str) -> 
     log = Log()
     log.start("rollout-1")
     if phase:
-        log.add(ev.RoleSample(role="rollout-1", incarnation=1, phase=phase, progress=0, pending=0, step=0, version=0, loop_age=0.0, cpu=0.0))
+        log.add(
+            ev.RoleSample(role="rollout-1", incarnation=1, phase=phase, progress=0, pending=0, step=0, version=0, loop_age=0.0, cpu=0.0)
+        )
     changed, end = log.add(ev.ProcessExited(role="rollout-1", incarnation=1, pid=7, cause="pidfd", last_lines=["boom"]))
     assert states([changed]) == [("rollout-1", "stale", "failed")]
     assert end.status == "failed"
@@ -94,6 +121,13 @@ def test_a_refused_version_ends_the_job_and_names_the_gap() -> None:
     log.start("rollout-0")
     [end] = log.add(ev.VersionRefused(role="rollout-0", incarnation=1, version=3, probe_gap=0.6, limit=0.001))
     assert end.status == "failed" and "version 3" in end.reason and "0.6" in end.reason
+
+
+def test_an_error_that_a_role_reports_ends_the_job_with_its_text() -> None:
+    log = Log()
+    log.start("rollout_manager")
+    [end] = log.add(ev.ErrorRaised(role="rollout_manager", incarnation=1, error="RewardError", text="reward function f raised"))
+    assert end.status == "failed" and end.reason == "rollout_manager: RewardError: reward function f raised"
 
 
 def test_done_needs_every_step_and_the_last_evaluation() -> None:
