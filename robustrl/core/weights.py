@@ -64,7 +64,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raises ValueError naming the field unless the manifest is consistent in itself and its digest is right."""
         if self.version < 0 or self.nbytes < 1 or self.chunk_bytes < 1:
-            raise ValueError(f"manifest: version {self.version}, nbytes {self.nbytes}, chunk_bytes {self.chunk_bytes}: must be >= 0, >= 1, >= 1")
+            found = f"version {self.version}, nbytes {self.nbytes}, chunk_bytes {self.chunk_bytes}"
+            raise ValueError(f"manifest: {found}: must be >= 0, >= 1, >= 1")
         if len(self.chunks) != math.ceil(self.nbytes / self.chunk_bytes):
             raise ValueError(f"manifest: {len(self.chunks)} chunks of {self.chunk_bytes} bytes do not make {self.nbytes} bytes")
         names = set()
@@ -72,8 +73,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             if tensor.name in names:
                 raise ValueError(f"manifest: tensor {tensor.name!r} is listed twice")
             names.add(tensor.name)
-            if tensor.offset < 0 or tensor.nbytes < 0 or tensor.offset + tensor.nbytes > self.nbytes or min(tensor.shape, default=0) < 0:
-                raise ValueError(f"manifest: tensor {tensor.name!r} (offset {tensor.offset}, {tensor.nbytes} bytes) lies outside {self.nbytes} bytes")
+            first, last = tensor.offset, tensor.offset + tensor.nbytes
+            if first < 0 or tensor.nbytes < 0 or last > self.nbytes or min(tensor.shape, default=0) < 0:
+                raise ValueError(f"manifest: tensor {tensor.name!r} (bytes {first} to {last}) lies outside {self.nbytes} bytes")
         if self.digest != self.computed_digest():
             raise ValueError(f"manifest: digest {self.digest} is not that of its content")
 
@@ -134,9 +136,11 @@ class _Copy(msgspec.Struct):
 class WeightDirectory:
     """Versions, their holders and the leases on them. All methods are immediate; none calls back."""
 
-    def __init__(self, *, lease_seconds: float = 10.0, floor_rate: float = 16 * 2**20, shun_seconds: float = 10.0, first_lease: int = 1) -> None:
-        """A lease lasts ``lease_seconds`` plus the time of its bytes at ``floor_rate`` (bytes/s). ``first_lease`` must lie above every id that
-        an earlier directory of the same run gave out."""
+    def __init__(
+        self, *, lease_seconds: float = 10.0, floor_rate: float = 16 * 2**20, shun_seconds: float = 10.0, first_lease: int = 1
+    ) -> None:
+        """A lease lasts ``lease_seconds`` plus the time of its bytes at ``floor_rate`` (bytes/s). ``first_lease`` must lie above every id
+        that an earlier directory of the same run gave out."""
         self._lease_seconds, self._floor_rate, self._shun_seconds = lease_seconds, floor_rate, shun_seconds
         self._next_lease = first_lease
         self._versions: dict[int, _Version] = {}
@@ -225,7 +229,7 @@ class WeightDirectory:
     def lease(self, puller: str, puller_incarnation: int, version: int | None, have: Collection[int], now: float) -> Lease | None:
         """A source for chunks that the puller lacks, or None: nothing on offer, all copies busy, or nothing lacking. Ask again.
 
-        ``version`` None means the newest that somebody holds. ``have``: indices of the chunks of that version that the puller holds already.
+        ``version`` None means the newest that somebody holds. ``have``: indices of its chunks that the puller holds already.
         Raises ValueError if this incarnation of the puller is dead.
         """
         self._check_alive(puller, puller_incarnation)
@@ -236,7 +240,8 @@ class WeightDirectory:
         if version not in self._versions:
             return None
         about = self._versions[version]
-        taken = {index for one in self._leases.values() if one.puller == puller and one.version == version for index in range(one.start, one.stop)}
+        own = [one for one in self._leases.values() if one.puller == puller and one.version == version]
+        taken = {index for one in own for index in range(one.start, one.stop)}
         start = next((index for index in range(about.chunks) if index not in have and index not in taken), None)
         if start is None:
             return None

@@ -45,7 +45,7 @@ def layout_of(named: Mapping[str, torch.Tensor]) -> Layout:
 
 
 def fill(layout: Layout, named: Mapping[str, torch.Tensor], buffer: Any) -> None:
-    """Copies the tensors into the buffer (``layout.nbytes`` writable bytes). Raises ValueError naming a tensor that is missing or differs."""
+    """Copies the tensors into the buffer (``layout.nbytes`` writable bytes). Raises ValueError naming one that is missing or differs."""
     import torch
 
     flat = torch.frombuffer(buffer, dtype=torch.uint8)
@@ -75,7 +75,7 @@ def build_manifest(version: int, layout: Layout, buffer: Any, *, chunk_bytes: in
 
 def checksums(flat: np.ndarray, chunk_bytes: int) -> list[str]:
     """xxh3-128 of each chunk of a uint8 array."""
-    views = [flat[start:start + chunk_bytes] for start in range(0, flat.nbytes, chunk_bytes)]
+    views: list[Any] = [flat[start:start + chunk_bytes] for start in range(0, flat.nbytes, chunk_bytes)]
     if len(views) == 1:
         return [xxhash.xxh3_128_hexdigest(views[0])]
     with ThreadPoolExecutor(2) as pool:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 WINDOW = 4
 """Chunks asked for at once."""
 _PROGRESS_SECONDS = 0.25
-_EMPTY_SECONDS = 2.0
+_LAST_SECONDS = 2.0
 _manifests = msgspec.msgpack.Decoder(Manifest)
 
 
@@ -85,8 +85,8 @@ class Puller:
 
     def __init__(self, secret: bytes, *, role: str, incarnation: int, on_event: Callable[[Event], None] | None = None,
                  floor_seconds: float = 3.0, floor_rate: float = 16 * 2**20) -> None:
-        """``on_event`` is called in the UCX thread and must return at once. A source that completes no chunk for ``floor_seconds`` plus the time
-        of what is under way at ``floor_rate`` bytes/s is left."""
+        """``on_event`` is called in the UCX thread and must return at once. A source that completes no chunk for ``floor_seconds`` plus
+        the time of what is under way at ``floor_rate`` bytes/s is left."""
         self.role, self.incarnation = role, incarnation
         self._secret = secret
         self._on_event = on_event or (lambda event: None)
@@ -103,13 +103,13 @@ class Puller:
         """The newest version that ``next_source`` offers, complete and checked.
 
         ``next_source`` is called in a thread of its own, may block, and returns a lease or None (nothing now: it is asked again soon).
-        Raises WeightsError naming peer, version, chunk and transport after ``deadline_s``; what was checked by then is kept for the next call.
-        What ``next_source`` raises ends the pull too.
+        Raises WeightsError naming peer, version, chunk and transport after ``deadline_s``; what was checked by then is kept for the next
+        call. What ``next_source`` raises ends the pull too.
         """
         return self._lane.call(self._pull(next_source, time.monotonic() + deadline_s, deadline_s), deadline_s + 30)
 
     def recycle(self, buffer: np.ndarray) -> None:
-        """The caller needs this buffer (of a Pulled) no more: nobody reads it, it is retired at every server. It is used for a later pull."""
+        """The caller needs this buffer (of a Pulled) no more: nobody reads it, it is retired at every server. A later pull uses it."""
         if len(self._spare) < 2:
             self._spare.append(buffer)
 
@@ -156,7 +156,8 @@ class Puller:
                 return Pulled(manifest, buffer, state.received - received, state.discarded - discarded, time.monotonic() - began,
                               source.transport, lease.source, lease.id)
             if time.monotonic() >= deadline:
-                await asyncio.wait_for(loop.run_in_executor(self._pool, next_source, self._ask(lease.id, failed or "deadline", source)), _EMPTY_SECONDS)
+                last_words = self._ask(lease.id, failed or "deadline", source)
+                await asyncio.wait_for(loop.run_in_executor(self._pool, next_source, last_words), _LAST_SECONDS)
                 raise self._late(deadline_s, trouble)
             ask = self._ask(lease.id, failed, source)
 
@@ -235,8 +236,8 @@ class Puller:
         except (msgspec.DecodeError, ValueError) as error:
             raise _SourceFailed(f"manifest: {error}") from None
         if (manifest.version, manifest.digest, manifest.nbytes) != (lease.version, lease.digest, lease.nbytes):
-            raise _SourceFailed(f"manifest of version {manifest.version}, digest {manifest.digest}, {manifest.nbytes} bytes; the lease says "
-                                f"{lease.digest}, {lease.nbytes} bytes")
+            raise _SourceFailed(f"manifest: version {manifest.version}, digest {manifest.digest}, {manifest.nbytes} bytes; "
+                                f"the lease says {lease.version}, {lease.digest}, {lease.nbytes}")
         return manifest
 
     def _adopt(self, manifest: Manifest) -> None:
@@ -265,7 +266,8 @@ class Puller:
             lost = sum(last - first for digest, (first, last) in held.items() if digest not in kept)
             if lost:
                 state.discarded += lost
-                self._on_event(PullDiscarded(target=self.role, version=old.version, bytes=lost, reason=f"not part of version {manifest.version}"))
+                reason = f"not part of version {manifest.version}"
+                self._on_event(PullDiscarded(target=self.role, version=old.version, bytes=lost, reason=reason))
         state.manifest = manifest
 
     def _new_buffer(self, nbytes: int) -> np.ndarray:
@@ -303,9 +305,9 @@ class Puller:
                     raise _SourceFailed(f"refused: {listening.result().reason}")
                 if time.monotonic() - told > _PROGRESS_SECONDS:
                     told = time.monotonic()
-                    first, last = state.manifest.span(0)
-                    self._on_event(PullProgress(source=lease.source, target=self.role, version=lease.version, transport=source.transport,
-                                                done=min(state.manifest.nbytes, len(state.have) * (last - first)), bytes=state.manifest.nbytes))
+                    held = sum(last - first for first, last in map(state.manifest.span, state.have))
+                    self._on_event(PullProgress(source=lease.source, target=self.role, version=lease.version, done=held,
+                                                bytes=state.manifest.nbytes, transport=source.transport))
         except BaseException:
             await self._break_off(source, list(receives))
             raise
@@ -319,7 +321,7 @@ class Puller:
         lease, state = source.lease, self._progress
         assert state.manifest is not None and state.buffer is not None
         first, last = state.manifest.span(index)
-        view = state.buffer[first:last]
+        view: Any = state.buffer[first:last]
         tag = self._lane.next_tag()
         arriving = asyncio.ensure_future(source.endpoint.recv(view, tag=self._lane.tag(tag), force_tag=True))
         try:
@@ -334,7 +336,8 @@ class Puller:
         found = await asyncio.get_running_loop().run_in_executor(self._pool, xxhash.xxh3_128_hexdigest, view)
         if found != state.manifest.chunks[index]:
             state.discarded += last - first
-            self._on_event(PullDiscarded(target=self.role, version=lease.version, bytes=last - first, reason=f"chunk {index} of {lease.source} is damaged"))
+            reason = f"chunk {index} from {lease.source} is damaged"
+            self._on_event(PullDiscarded(target=self.role, version=lease.version, bytes=last - first, reason=reason))
             raise _SourceFailed(f"chunk {index}: checksum {found}, the manifest says {state.manifest.chunks[index]}")
         state.have.add(index)
         source.received += 1

@@ -74,7 +74,7 @@ class WeightServer:
     # what the owner calls
 
     def stage(self, manifest: Manifest, buffer: Any) -> None:
-        """Offers a complete version. ``buffer``: contiguous bytes (numpy uint8 or memoryview) that stay as they are until ``retire`` returned.
+        """Offers a complete version. ``buffer``: contiguous bytes (numpy uint8 or memoryview), unchanged until ``retire`` has returned.
 
         Raises ValueError if the buffer's size is not the manifest's or another content is staged under this number.
         """
@@ -160,8 +160,9 @@ class WeightServer:
         """The hello; a stranger that passes becomes a session of its own task."""
         channel = wire.Channel(sock)
         try:
-            hello, answer = await asyncio.wait_for(
-                wire.admit(channel, self._secret, self.role, self.incarnation, self._lane.worker_address(), settings.machine_id()), wire.HELLO_SECONDS)
+            async with asyncio.timeout(wire.HELLO_SECONDS):
+                hello, answer = await wire.admit(channel, self._secret, self.role, self.incarnation, self._lane.worker_address(),
+                                                 settings.machine_id())
             if len(self._sessions) >= MAX_PULLERS:
                 raise wire.ProtocolError(f"{MAX_PULLERS} pullers are connected already")
             endpoint = await self._lane.endpoint(answer.ucx)
@@ -187,7 +188,8 @@ class WeightServer:
                     break
                 staged = self._staged.get(request.version)
                 if request.incarnation != self.incarnation or staged is None:
-                    await self._tell(session, wire.Refused(f"version {request.version} of incarnation {request.incarnation} is not staged here"))
+                    reason = f"version {request.version} of incarnation {request.incarnation} is not staged here"
+                    await self._tell(session, wire.Refused(reason))
                 elif isinstance(request, wire.GetManifest):
                     await self._send_manifest(session, staged)
                 elif request.chunk >= len(staged.manifest.chunks) or len(session.sends) >= MAX_CHUNKS_ASKED:
@@ -224,7 +226,8 @@ class WeightServer:
                                    self._floor_seconds + ahead / self._floor_rate)
             self.bytes_sent += last - first
         except (TimeoutError, self._lane.ucxx.exceptions.UCXError) as error:
-            log.info("%s: chunk %d of version %d to %s: %s", self.role, request.chunk, request.version, session.role, error or "not taken in time")
+            reason = str(error) or "not taken in time"
+            log.info("%s: chunk %d of version %d to %s: %s", self.role, request.chunk, request.version, session.role, reason)
             session.abort()
             session.channel.close()
         finally:

@@ -56,8 +56,8 @@ def between(same_machine: bool) -> str:
 
 def machine_id() -> str:
     """Equal for two processes that can share memory: boot and IPC namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{boot.read_text().strip() if boot.exists() else ''}/{os.stat('/proc/self/ns/ipc').st_ino if os.path.exists('/proc/self/ns/ipc') else 0}"
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/ipc")
+    return f"{boot.read_text().strip() if boot.exists() else ''}/{namespace.stat().st_ino if namespace.exists() else 0}"
 
 
 def import_ucxx() -> Any:
@@ -72,13 +72,17 @@ def import_ucxx() -> Any:
 
 
 def describe() -> dict[str, Any]:
-    """For ``doctor``: UCX and ucxx versions, the library loaded, transports, RDMA and CUDA or not. Without ucxx: ``installed`` False and ``hint``."""
+    """For ``doctor``: versions of UCX and ucxx, the library loaded, transports, RDMA and CUDA or not.
+
+    Without ucxx: ``installed`` False, and ``hint`` says how to get it.
+    """
     try:
         ucxx = import_ucxx()
     except MissingExtra as error:
         return {"installed": False, "hint": str(error)}
     maps = Path("/proc/self/maps")
-    library = next((line.split()[-1] for line in maps.read_text().splitlines() if "libucp.so" in line), "unknown") if maps.exists() else "unknown"
+    mapped = maps.read_text().splitlines() if maps.exists() else []
+    library = next((line.split()[-1] for line in mapped if "libucp.so" in line), "unknown")
     transports = _transports(library)
     return {
         "installed": True,

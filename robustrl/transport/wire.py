@@ -15,7 +15,7 @@ import hmac
 import os
 import socket
 from pathlib import Path
-from typing import Annotated, TypeVar, Union
+from typing import Annotated, Any, Union
 
 import msgspec
 
@@ -38,44 +38,44 @@ class _Message(msgspec.Struct, frozen=True, tag_field="m", forbid_unknown_fields
     pass
 
 
-class Hello(_Message, tag="hello"):
+class Hello(_Message, frozen=True, tag="hello"):
     protocol: int
     role: Name
     incarnation: Count
     nonce: Nonce
 
 
-class Challenge(_Message, tag="challenge"):
+class Challenge(_Message, frozen=True, tag="challenge"):
     role: Name
     incarnation: Count
     nonce: Nonce
     proof: Proof
 
 
-class Answer(_Message, tag="answer"):
+class Answer(_Message, frozen=True, tag="answer"):
     proof: Proof
     ucx: Annotated[bytes, msgspec.Meta(min_length=1, max_length=3500)]
     machine: Annotated[str, msgspec.Meta(max_length=128)]
 
 
-class Welcome(_Message, tag="welcome"):
+class Welcome(_Message, frozen=True, tag="welcome"):
     ucx: Annotated[bytes, msgspec.Meta(min_length=1, max_length=3500)]
     machine: Annotated[str, msgspec.Meta(max_length=128)]
 
 
-class GetManifest(_Message, tag="get_manifest"):
+class GetManifest(_Message, frozen=True, tag="get_manifest"):
     version: Count
     incarnation: Count
     """Of the server, as the puller's lease says."""
 
 
-class ManifestPart(_Message, tag="manifest_part"):
+class ManifestPart(_Message, frozen=True, tag="manifest_part"):
     index: Count
     parts: Annotated[int, msgspec.Meta(ge=1, le=MANIFEST_BYTES // PART_BYTES + 1)]
     data: Annotated[bytes, msgspec.Meta(max_length=PART_BYTES)]
 
 
-class GetChunk(_Message, tag="get_chunk"):
+class GetChunk(_Message, frozen=True, tag="get_chunk"):
     version: Count
     incarnation: Count
     chunk: Count
@@ -83,16 +83,15 @@ class GetChunk(_Message, tag="get_chunk"):
     """UCX tag that the puller waits on; used once in the life of its process."""
 
 
-class Refused(_Message, tag="refused"):
+class Refused(_Message, frozen=True, tag="refused"):
     reason: Annotated[str, msgspec.Meta(max_length=500)]
 
 
-class Bye(_Message, tag="bye"):
+class Bye(_Message, frozen=True, tag="bye"):
     """The puller has everything it wanted: nothing is in flight any more."""
 
 
 Message = Union[Hello, Challenge, Answer, Welcome, GetManifest, ManifestPart, GetChunk, Refused, Bye]
-M = TypeVar("M", bound=_Message)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 
@@ -129,7 +128,7 @@ class Channel:
         except OSError as error:
             raise Gone(f"connection lost ({error.strerror or error})") from error
 
-    async def receive(self, *kinds: type[M]) -> M:
+    async def receive(self, *kinds: type[_Message]) -> Any:
         """The next message, which must be of one of ``kinds``. Raises Gone, ProtocolError. The caller sets the deadline."""
         view = memoryview(self._buffer)
         await self._fill(view[:4])
@@ -166,10 +165,11 @@ def proof(secret: bytes, side: str, hello: Hello, role: str, incarnation: int, n
     return hmac.digest(secret, text, "sha256")
 
 
-async def greet(channel: Channel, secret: bytes, hello_role: str, hello_incarnation: int, server_role: str, server_incarnation: int,
-                ucx: bytes, machine: str) -> Welcome:
+async def greet(
+    channel: Channel, secret: bytes, role: str, incarnation: int, server_role: str, server_incarnation: int, ucx: bytes, machine: str
+) -> Welcome:
     """Puller's side of the hello. Raises ProtocolError if the server is not who the lease says, Gone; the caller sets the deadline."""
-    hello = Hello(PROTOCOL, hello_role, hello_incarnation, os.urandom(16))
+    hello = Hello(PROTOCOL, role, incarnation, os.urandom(16))
     await channel.send(hello)
     challenge = await channel.receive(Challenge)
     expected = proof(secret, "server", hello, challenge.role, challenge.incarnation, challenge.nonce)
@@ -178,7 +178,7 @@ async def greet(channel: Channel, secret: bytes, hello_role: str, hello_incarnat
     if (challenge.role, challenge.incarnation) != (server_role, server_incarnation):
         raise ProtocolError(f"{challenge.role} incarnation {challenge.incarnation} answered instead")
     await channel.send(Answer(proof(secret, "puller", hello, challenge.role, challenge.incarnation, challenge.nonce), ucx, machine))
-    welcome = await channel.receive(Welcome)
+    welcome: Welcome = await channel.receive(Welcome)
     channel.trust()
     return welcome
 
@@ -199,7 +199,7 @@ async def admit(channel: Channel, secret: bytes, role: str, incarnation: int, uc
 
 
 def read_secret(path: str | os.PathLike[str]) -> bytes:
-    """The secret in a file that only its owner can read. Raises ValueError naming the file if others can, or if it is shorter than 16 bytes."""
+    """The secret in a file of at least 16 bytes that only its owner can read. Raises ValueError naming the file."""
     file = Path(path)
     mode = file.stat().st_mode & 0o777
     if mode & 0o077:

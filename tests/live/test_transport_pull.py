@@ -1,166 +1,242 @@
-"""A pull between two processes over UCX, its transports, and the death of either side. Each process here is a real one."""
+"""The weight plane between real processes: whole pulls, and the death, stop, return or lie of a source, a relay or a puller."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
+from transport_processes import CHUNK, CHUNKS, NBYTES, Plan, Pulling, Result, Source, content
 
-from robustrl.core.weights import Ask, Lease, Manifest, WeightDirectory
-from robustrl.errors import WeightsError
+from robustrl.core.events import PullDiscarded, PullSourceSwitched, PullStarted
+from robustrl.core.weights import SOURCE_COPIES, WeightDirectory
 
-SECRET = b"a secret of the test, 32 bytes.."
-CHUNK = 2**20
-TRANSPORTS = ["shm", "tcp"]
-
-
-def content(seed: int, nbytes: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+pytestmark = pytest.mark.timeout(120)
 
 
-def manifest_of(version: int, buffer: np.ndarray, chunk_bytes: int = CHUNK) -> Manifest:
-    from robustrl.core.weights import TensorSpec
-    from robustrl.transport.manifest import checksums
-
-    return Manifest.build(version=version, tensors=[TensorSpec("w", "uint8", (buffer.nbytes,), 0, buffer.nbytes)], nbytes=buffer.nbytes,
-                          chunk_bytes=chunk_bytes, chunks=checksums(buffer, chunk_bytes))
-
-
-def serve(pipe: Any, transport: str, role: str, incarnation: int, version: int, seed: int, nbytes: int, damage: int | None) -> None:
-    """A source process: stages one version, tells its address, waits to be told to end."""
-    from robustrl.transport import settings
-
-    settings.apply(transport)
-    from robustrl.transport.server import WeightServer
-
-    buffer = content(seed, nbytes)
-    manifest = manifest_of(version, buffer)
-    if damage is not None:
-        buffer[damage] ^= 1
-    server = WeightServer("127.0.0.1", SECRET, role=role, incarnation=incarnation)
-    server.stage(manifest, buffer)
-    pipe.send((server.address, manifest.digest, len(manifest.chunks)))
-    while pipe.recv() != "end":
-        pipe.send(server.bytes_sent)
-    server.close(1.0)
-    pipe.send("closed")
-
-
-class Source:
-    def __init__(self, transport: str, role: str = "state_keeper-0", incarnation: int = 1, version: int = 1, seed: int = 1, nbytes: int = 8 * CHUNK + 17,
-                 damage: int | None = None) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.role, self.incarnation, self.version, self.nbytes = role, incarnation, version, nbytes
-        self.process = context.Process(target=serve, args=(theirs, transport, role, incarnation, version, seed, nbytes, damage), daemon=True)
-        self.process.start()
-        assert self.pipe.poll(60), "the source did not start"
-        self.address, self.digest, self.chunks = self.pipe.recv()
-
-    def announce(self, directory: WeightDirectory) -> None:
-        directory.announce(self.version, self.digest, self.nbytes, self.chunks, self.role, self.incarnation, tuple(self.address), time.monotonic())
-
-    def bytes_sent(self) -> int:
-        self.pipe.send("bytes")
-        assert self.pipe.poll(10)
-        return self.pipe.recv()
-
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        os.kill(self.process.pid or 0, number)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join(10)
+@pytest.fixture(params=["shm", "tcp"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture
-def sources():
-    made: list[Source] = []
+def start(transport: str) -> Iterator[Any]:
+    """Starts sources (``start(role=...)``) and pullers (``start(directory, ...)``) and ends them after the test."""
+    made: list[Any] = []
 
-    def make(*args: Any, **kwargs: Any) -> Source:
-        made.append(Source(*args, **kwargs))
+    def begin(directory: WeightDirectory | None = None, **options: Any) -> Any:
+        made.append(Source(transport, **options) if directory is None else Pulling(transport, directory, **options))
         return made[-1]
 
-    yield make
-    for source in made:
-        source.end()
+    yield begin
+    for process in made:
+        process.end()
 
 
-def pull_here(pipe: Any, transport: str, deadline_s: float, pulls: int, options: dict[str, Any]) -> None:
-    """A puller process: asks for leases through the pipe, answers with what it got."""
-    from robustrl.transport import settings
-
-    settings.apply(transport)
-    from robustrl.transport.puller import Puller
-
-    def next_source(ask: Ask) -> Lease | None:
-        pipe.send(("ask", ask))
-        return pipe.recv()
-
-    puller = Puller(SECRET, role="rollout-0", incarnation=1, on_event=lambda event: pipe.send(("event", event)), **options)
-    for _ in range(pulls):
-        try:
-            pulled = puller.pull(next_source, deadline_s=deadline_s)
-        except WeightsError as error:
-            pipe.send(("error", str(error)))
-            continue
-        pipe.send(("pulled", {"manifest": pulled.manifest, "seed_sum": int(pulled.buffer.astype(np.uint64).sum()), "buffer": pulled.buffer.tobytes(),
-                              "received": pulled.bytes_received, "discarded": pulled.bytes_discarded, "transport": pulled.transport,
-                              "source": pulled.source, "lease": pulled.lease}))
-        puller.recycle(pulled.buffer)
+def check(result: Result, source: Source, received_at_most: int | None = None) -> None:
+    """Complete, equal to the trainer's, and not more bytes than needed."""
+    assert result.manifest.digest == source.digest
+    assert result.content == content(source.plan).tobytes()
+    assert result.received <= 1.05 * (NBYTES + result.discarded)
 
 
-class Pulling:
-    def __init__(self, transport: str, directory: WeightDirectory, deadline_s: float = 30, pulls: int = 1, **options: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.directory, self.deadline_s = directory, deadline_s
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=pull_here, args=(theirs, transport, deadline_s, pulls, options), daemon=True)
-        self.process.start()
-        self.events: list[Any] = []
-        self.leases: list[Lease] = []
-
-    def run(self, on_event: Any = None) -> tuple[str, Any]:
-        """Answers the puller until it has an outcome."""
-        end = time.monotonic() + self.deadline_s + 40
-        while self.pipe.poll(max(0, end - time.monotonic())):
-            kind, value = self.pipe.recv()
-            if kind == "ask":
-                lease = self.directory.answer(value, time.monotonic())
-                if lease:
-                    self.leases.append(lease)
-                self.pipe.send(lease)
-            elif kind == "event":
-                self.events.append(value)
-                if on_event:
-                    on_event(value)
-            else:
-                return kind, value
-        raise AssertionError("the puller gave no outcome")
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join(10)
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_pull_is_complete_and_equal(sources: Any, transport: str) -> None:
-    source, directory = sources(transport), WeightDirectory()
+def test_pull_is_complete_and_equal(start: Any, transport: str) -> None:
+    source, directory = start(), WeightDirectory()
     source.announce(directory)
-    pulling = Pulling(transport, directory, pulls=2)
+    pulling = start(directory, pulls=2)
     for _ in range(2):
-        kind, got = pulling.run()
-        assert kind == "pulled", got
-        assert got["manifest"].digest == source.digest
-        assert got["buffer"] == content(1, source.nbytes).tobytes()
-        assert (got["received"], got["discarded"], got["transport"], got["source"]) == (source.nbytes, 0, transport, "state_keeper-0")
+        result = pulling.result()
+        check(result, source)
+        assert (result.received, result.discarded, result.transport, result.source) == (NBYTES, 0, transport, "state_keeper-0")
         directory.commit("rollout-0", 1, 1, source.digest, None)
-    assert source.bytes_sent() == 2 * source.nbytes
-    source.pipe.send("end")
-    assert source.pipe.poll(10) and source.pipe.recv() == "closed"
-    pulling.end()
+    assert source.tell("sent") == 2 * NBYTES
+    assert source.tell("close") == "closed"
+
+
+@pytest.mark.parametrize("chunk", [2, CHUNKS // 2, CHUNKS - 1])
+def test_relay_is_killed(start: Any, chunk: int) -> None:
+    source, relay, directory = start(), start(role="rollout-1", trap_chunk=chunk), WeightDirectory()
+    source.announce(directory)
+    relay.join(directory)
+    pulling = start(directory)
+    result = pulling.result()
+    check(result, source)
+    assert [lease.source for lease in pulling.leases] == ["rollout-1", "state_keeper-0"]
+    (switch,) = pulling.events_of(PullSourceSwitched)
+    assert (switch.old_source, switch.new_source, switch.kept) == ("rollout-1", "state_keeper-0", pulling.leases[1].start)
+    # what the relay had sent and we had checked is not pulled again
+    assert source.tell("sent") == NBYTES - switch.kept * CHUNK
+    assert switch.kept >= chunk - 5
+
+
+def test_two_relays_in_a_row_are_killed(start: Any) -> None:
+    source, directory = start(), WeightDirectory()
+    source.announce(directory)
+    for index, chunk in ((1, 6), (2, 6)):
+        start(role=f"rollout-{index}", trap_chunk=chunk).join(directory)
+    pulling = start(directory)
+    check(pulling.result(), source)
+    assert [lease.source for lease in pulling.leases] == ["rollout-1", "rollout-2", "state_keeper-0"]
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["same-chunks", "half-of-the-chunks"])
+def test_only_source_dies_and_returns(start: Any, same: bool) -> None:
+    first, directory = start(trap_chunk=15), WeightDirectory()
+    first.announce(directory)
+    pulling = start(directory)
+    second: list[Source] = []
+
+    def meanwhile() -> None:
+        if not second and not first.process.is_alive() and pulling.waited:
+            directory.remove_holder("state_keeper-0", 1)
+            again = {} if same else {"version": 2, "other_seed": 9}
+            second.append(start(incarnation=2, **again))
+            second[0].announce(directory)
+
+    def watch() -> None:
+        # without a verdict the directory would offer the dead incarnation again
+        if not first.process.is_alive() and not second:
+            directory.remove_holder("state_keeper-0", 1)
+        meanwhile()
+
+    result = pulling.result(watch)
+    check(result, second[0])
+    kept = pulling.leases[0].stop - pulling.leases[0].start - (CHUNKS - pulling.leases[-1].start)
+    discarded = sum(event.bytes for event in pulling.events_of(PullDiscarded))
+    if same:
+        assert discarded == result.discarded == 0
+        assert second[0].tell("sent") <= NBYTES - 10 * CHUNK, "checked chunks were pulled again"
+    else:
+        assert discarded == result.discarded > 0
+        assert second[0].tell("sent") == NBYTES - CHUNKS // 2 * CHUNK, "the half that both list was pulled again, or not all of it kept"
+    assert kept >= 0
+
+
+def test_stopped_source_is_left_in_time(start: Any) -> None:
+    stopped, source, directory = start(role="rollout-1", trap_chunk=8, trap_signal=signal.SIGSTOP), start(), WeightDirectory()
+    source.announce(directory)
+    stopped.join(directory)
+    pulling = start(directory, floor_seconds=0.5)
+    began = time.monotonic()
+    check(pulling.result(), source)
+    (switch,) = pulling.events_of(PullSourceSwitched)
+    assert "nothing came for" in switch.reason and "chunk" in switch.reason and "rollout-1 incarnation 1" in switch.reason
+    assert time.monotonic() - began < 15
+    # woken up again it may still write to the old buffer; the next pull must not see it
+    stopped.signal(signal.SIGCONT)
+    assert stopped.tell("sent") <= NBYTES
+
+
+def test_source_stopped_before_the_hello(start: Any) -> None:
+    stopped, source, directory = start(role="rollout-1"), start(), WeightDirectory()
+    source.announce(directory)
+    stopped.join(directory)
+    stopped.signal(signal.SIGSTOP)
+    pulling = start(directory)
+    check(pulling.result(), source)
+    (switch,) = pulling.events_of(PullSourceSwitched)
+    assert "no hello within 2.0 s" in switch.reason
+
+
+def test_damaged_chunk_is_found_and_pulled_elsewhere(start: Any) -> None:
+    damaged, source, directory = start(role="rollout-1", damage=5 * CHUNK + 123), start(), WeightDirectory()
+    source.announce(directory)
+    damaged.join(directory)
+    pulling = start(directory)
+    result = pulling.result()
+    check(result, source)
+    assert result.discarded == CHUNK
+    (discard,) = pulling.events_of(PullDiscarded)
+    assert discard.reason == "chunk 5 from rollout-1 is damaged"
+    assert [lease.source for lease in pulling.leases] == ["rollout-1", "state_keeper-0"]
+
+
+def test_only_source_is_damaged(start: Any) -> None:
+    source, directory = start(damage=0), WeightDirectory()
+    source.announce(directory)
+    kind, text = start(directory, deadline_s=2.0).outcome()
+    assert kind == "error"
+    assert "state_keeper-0 incarnation 1, version 1" in text and "chunk 0: checksum" in text
+
+
+def test_killed_puller_costs_the_server_nothing(start: Any) -> None:
+    source, directory = start(), WeightDirectory()
+    source.announce(directory)
+    for index in range(2):
+        victim = start(directory, role=f"rollout-{index}")
+        while not victim.events_of(PullStarted):
+            victim.step(1.0)
+        victim.signal(signal.SIGKILL)
+        victim.process.join(10)
+        directory.remove_holder(f"rollout-{index}", 1)
+    assert directory.leases() == []
+    check(start(directory, role="rollout-9").result(), source)
+    assert source.tell("retire") is True
+    assert source.tell("sessions")[:2] == (0, 0)
+
+
+def test_stopped_puller_is_cut_off_by_retire(start: Any) -> None:
+    source, directory = start(), WeightDirectory()
+    source.announce(directory)
+    victim = start(directory)
+    while not victim.events_of(PullStarted):
+        victim.step(1.0)
+    victim.signal(signal.SIGSTOP)
+    began = time.monotonic()
+    source.tell("retire")
+    assert time.monotonic() - began < 5
+    assert source.tell("sessions")[1] == 0
+
+
+def test_wrong_incarnation_and_wrong_secret_are_refused(start: Any) -> None:
+    source, liar, directory = start(incarnation=2), start(role="rollout-1", secret=b"another secret, 32 bytes long..."), WeightDirectory()
+    source.announce(directory)
+    directory.add_holder(1, "rollout-2", 5, source.address)  # the address of a role that is gone: state_keeper-0 answers there now
+    liar.join(directory)
+    pulling = start(directory)
+    check(pulling.result(), source)
+    reasons = " ".join(event.reason for event in pulling.events_of(PullSourceSwitched))
+    assert "state_keeper-0 incarnation 2 answered instead" in reasons
+    assert "does not know the job's secret" in reasons
+    assert liar.tell("sent") == 0
+
+
+def test_versions_spread_through_relays(start: Any) -> None:
+    source, directory = start(), WeightDirectory()
+    source.announce(directory)
+    pullers = [start(directory, role=f"rollout-{index}", relay=True) for index in range(4)]
+    results: dict[str, Result] = {}
+    end = time.monotonic() + 60
+    while len(results) < 4 and time.monotonic() < end:
+        for pulling in pullers:
+            found = pulling.step(0.01)
+            if found:
+                assert found[0] == "pulled", found[1]
+                results[pulling.role] = found[1]
+                directory.commit(pulling.role, 1, 1, source.digest, found[1].address)
+    assert len(results) == 4
+    for result in results.values():
+        assert result.content == content(source.plan).tobytes()
+    assert source.tell("sent") <= SOURCE_COPIES * NBYTES
+    assert {result.source for result in results.values()} > {"state_keeper-0"}
+
+
+def test_two_hundred_pulls_leak_nothing(start: Any) -> None:
+    source, directory = start(nbytes=3 * CHUNK), WeightDirectory()
+    source.announce(directory)
+    pulling = start(directory, pulls=200)
+    usages = []
+    for _ in range(200):
+        usages.append(pulling.result().usage)
+        directory.commit("rollout-0", 1, 1, source.digest, None)
+    early, late, served = usages[20], usages[-1], source.tell("usage")
+    assert late["descriptors"] <= early["descriptors"] + 2
+    assert late["shared"] <= early["shared"] + 2
+    assert late["resident"] <= early["resident"] + 8 * 2**20
+    assert served["descriptors"] < 100
+
+
+def test_plan_defaults_are_what_the_counts_above_assume() -> None:
+    assert -(-Plan().nbytes // CHUNK) == CHUNKS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -96,7 +98,8 @@ def test_failed_source_is_shunned_while_there_is_another() -> None:
     directory.commit("rollout-1", 1, 1, "d1", ("r", 1))
     first = directory.answer(Ask(puller="rollout-0", incarnation=1), 0.0)
     assert first is not None and first.source == "rollout-1"  # relays come first
-    second = directory.answer(Ask(puller="rollout-0", incarnation=1, lease=first.id, failed="reset", received=3, version=1, have=[0, 1, 2]), 1.0)
+    failed = Ask(puller="rollout-0", incarnation=1, lease=first.id, failed="reset", received=3, version=1, have=[0, 1, 2])
+    second = directory.answer(failed, 1.0)
     assert second is not None and second.source == KEEPER and second.start == 3
     directory.remove_holder(KEEPER, 1)
     third = directory.answer(Ask(puller="rollout-0", incarnation=1, version=1, have=[0, 1, 2]), 2.0)
@@ -164,14 +167,16 @@ def test_source_serves_beyond_its_share_when_the_relays_are_gone() -> None:
     assert lease is not None and lease.source == KEEPER
 
 
+FIELDS: dict[str, Any] = {"version": 1, "tensors": [TensorSpec("a", "float32", (2,), 0, 8)], "nbytes": 8, "chunk_bytes": 8, "chunks": ["c"]}
+
+
 def test_manifest_digest_covers_every_field() -> None:
-    fields = dict(version=1, tensors=[TensorSpec("a", "float32", (2,), 0, 8)], nbytes=8, chunk_bytes=8, chunks=["c"], probe_tokens=[1, 2],
-                  probe_logprobs=[-0.5])
-    manifest = Manifest.build(**fields)  # type: ignore[arg-type]
-    manifest.check()
-    other = dict(version=2, tensors=[TensorSpec("b", "float32", (2,), 0, 8)], nbytes=16, chunk_bytes=4, chunks=["e"], probe_tokens=[1, 3],
-                 probe_logprobs=[-0.6])
-    assert len({manifest.digest, *(Manifest.build(**fields | {name: value}).digest for name, value in other.items())}) == 8  # type: ignore[arg-type]
+    fields = FIELDS | {"probe_tokens": [1, 2], "probe_logprobs": [-0.5]}
+    Manifest.build(**fields).check()
+    other = {"version": 2, "tensors": [TensorSpec("b", "float32", (2,), 0, 8)], "nbytes": 16, "chunk_bytes": 4, "chunks": ["e"],
+             "probe_tokens": [1, 3], "probe_logprobs": [-0.6]}
+    digests = {Manifest.build(**fields).digest, *(Manifest.build(**fields | {name: value}).digest for name, value in other.items())}
+    assert len(digests) == 8
 
 
 @pytest.mark.parametrize(("change", "text"), [
@@ -180,10 +185,9 @@ def test_manifest_digest_covers_every_field() -> None:
     ({"tensors": [TensorSpec("a", "float32", (4,), 0, 16)]}, "tensor 'a' .* lies outside 8 bytes"),
     ({"tensors": [TensorSpec("a", "float32", (2,), 0, 8)] * 2}, "tensor 'a' is listed twice"),
 ])
-def test_manifest_check_names_what_is_wrong(change: dict, text: str) -> None:
-    fields = dict(version=1, tensors=[TensorSpec("a", "float32", (2,), 0, 8)], nbytes=8, chunk_bytes=8, chunks=["c"])
+def test_manifest_check_names_what_is_wrong(change: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        Manifest.build(**fields | change).check()  # type: ignore[arg-type]
+        Manifest.build(**FIELDS | change).check()
 
 
 def test_manifest_check_refuses_a_false_digest() -> None:
