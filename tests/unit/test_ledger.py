@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -90,3 +91,4 @@ class Moves(RuleBasedStateMachine):
 
 
 TestMoves = Moves.TestCase
+TestMoves.settings = settings(max_examples=30)
