@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -146,7 +147,8 @@ def plain_line(state: RunState, status: str) -> str:
     others = [str(view.state) for view in state.roles.values() if view.kind not in (RoleKind.TRAINER, RoleKind.ROLLOUT)]
     parts = [f"{view.role} {view.state}/{view.phase or '-'} version {_version(state, view)}" for view in shown]
     parts += [f"{others.count(word)} others {word}" for word in dict.fromkeys(others)]
-    return f"{state.t - state.t0:7.1f} s  {headline(state, status)}" + "".join(f"; {part}" for part in parts)
+    seconds = state.t - state.t0 if state.over or not state.wall else time.time() - state.wall
+    return f"{seconds:7.1f} s  {headline(state, status)}" + "".join(f"; {part}" for part in parts)
 
 
 def _terminal_table(state: RunState, status: str) -> Group:

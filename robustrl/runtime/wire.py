@@ -184,6 +184,8 @@ async def listen(address: str, handler: Handler, token: str | None = None) -> as
                 write_message(writer, Closing("a valid hello with the job's token is needed first"))
                 return
             await handler(hello, reader, writer)
+        except asyncio.CancelledError:
+            pass  # the loop ends, and this is the outermost frame; asyncio of 3.11 would log a cancelled connection as an error
         finally:
             writer.close()
 

@@ -38,8 +38,10 @@ class Host:
     def close(self) -> None:
         async def cancel() -> None:
             self.server.close()
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            connections = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in connections:
                 task.cancel()
+            await asyncio.gather(*connections, return_exceptions=True)
 
         self.run(cancel())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -166,6 +168,15 @@ def test_closing_on_this_side_calls_nobody_back(host):
         waiting.result(5)
     client._thread.join(5)
     assert not client._thread.is_alive() and not ends
+
+
+def test_a_host_that_ends_its_loop_leaves_no_error_in_its_log(tmp_path, caplog):
+    host = Host(f"unix:{tmp_path}/s")
+    client = wire.HostClient(f"unix:{tmp_path}/s")
+    assert client.call("echo", 5)
+    host.close()
+    client._thread.join(5)
+    assert not client.connected and not caplog.records
 
 
 def test_nobody_there_is_an_error_that_names_the_address(tmp_path):
