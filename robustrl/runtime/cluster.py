@@ -13,7 +13,9 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 import secrets
+import subprocess
 import sys
 import threading
 import time
@@ -30,12 +32,18 @@ if TYPE_CHECKING:
     from .role import RoleSpec
 
 _MAX_SOCKET_PATH = 106
+_STACK_FRAME = re.compile(r"\(\+0x[0-9a-f]+\)")
+_NO_PORT = 1
+"""Where nobody listens."""
+_PLACEHOLDER = 'sh -c "exec cat" placeholder'
+"""Ends when its input does; Ray adds arguments of its own, which the shell swallows."""
 _SETTINGS = {
     # setproctitle would write the new title over the environment block and with it over our mark
     "SPT_NOENV": "1",
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
+    "RAY_enable_pipe_based_agent_to_parent_health_check": "1",
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
     # Ray would kill roles when memory runs short, and nobody would know why one died
@@ -74,6 +82,7 @@ class LocalCluster:
         self.object_store_bytes, self.ip = object_store_bytes, ip
         self.address = ""
         self._raylets: list[Any] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._earlier: set[int] | None = None
         longest = max(len(os.fsencode(self.temp_dir / node.name / "ray/sockets/plasma_store")) for node in nodes)
         if longest > _MAX_SOCKET_PATH:
@@ -119,25 +128,34 @@ class LocalCluster:
         up = len(self._raylets)
         thread = threading.Thread(target=build, name=f"start-{node.name}", daemon=True)
         thread.start()
-        thread.join(max(0.0, end - time.monotonic()))
+        dead = None
+        while thread.is_alive() and not dead and time.monotonic() < end:
+            thread.join(0.1)
+            dead = next((process for process in self._processes if process.poll() is not None), None)
         if not thread.is_alive() and not failure:
             self.address = self._raylets[0].gcs_address
             return msgspec.structs.replace(node, ray_node_id=self._raylets[-1].node_id, ip=self.ip)
         text = f"{node.name} did not come up ({up} of {len(self.nodes)} nodes are up)"
         tail = self.log_tail(node.name)
         self.stop({}, deadline=10.0)
+        if dead:
+            raise JobFailed(f"{text}: its process {Path(dead.args[0]).name} ended with exit status {dead.returncode}\n{tail}")  # type: ignore[index,arg-type]
         if failure:
             raise JobFailed(f"{text}: {failure[0]}\n{tail}") from failure[0]
         raise WaitTimeout(f"{text} before the deadline for the cluster's start\n{tail}")
 
     def log_tail(self, name: str, lines: int = 20) -> str:
-        """The last lines of what the node's raylet, on the head also the GCS, logged."""
-        out = []
-        for stem in ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err"):
-            path = self.temp_dir / name / "ray/logs" / stem
-            text = path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else []
-            out += [f"--- {name} {stem}", *text] if text else []
-        return "\n".join(out) or f"--- {name}: no log was written"
+        """The last errors that the node's raylet, on the head also the GCS, logged; without any, the last lines."""
+        folder = self.temp_dir / name / "ray/logs"
+        for suffix in ("err", "out"):
+            out = []
+            for path in (folder / f"gcs_server.{suffix}", folder / f"raylet.{suffix}"):
+                text = path.read_text(errors="replace").splitlines() if path.exists() else []
+                text = [line for line in text if line.strip() and not _STACK_FRAME.search(line)][-lines:]
+                out += [f"--- {name} {path.name}", *text] if text else []
+            if out:
+                return "\n".join(out)
+        return f"--- {name}: no log was written"
 
     def create_actor(self, spec: RoleSpec, node: NodeSpec) -> Any:
         """See Cluster. The mark comes with the raylet's environment: a runtime_env would double the time of the process's start."""
@@ -151,11 +169,10 @@ class LocalCluster:
         _disconnect()
         if self._earlier is not None:
             kill_marked(self.run, deadline, spare=self._earlier)
-        for raylet in self._raylets:
-            for group in raylet.all_processes.values():
-                for info in group:
-                    info.process.wait(deadline)
+        for process in self._processes:
+            process.wait(deadline)
         self._raylets.clear()
+        self._processes.clear()
 
 
 class JoinedCluster:
@@ -229,12 +246,18 @@ def _stated_pools(node: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _start_raylet(cluster: LocalCluster, spec: NodeSpec) -> Any:
+    from ray._private import services
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
     class _QuietNode(Node):
         def start_api_server(self, **_: Any) -> None:
             """Left out: two seconds and a process of 100 MB that no role asks for anything."""
+
+    def start_process(command: list[str], *args: Any, **kwargs: Any) -> Any:
+        started = start_ray_process(_without_agents(command), *args, **kwargs)
+        cluster._processes.append(started.process)
+        return started
 
     head = not cluster._raylets
     params = RayParams(
@@ -249,7 +272,7 @@ def _start_raylet(cluster: LocalCluster, spec: NodeSpec) -> Any:
         object_store_memory=cluster.object_store_bytes,
         resources={f"robustrl:{pool}": 1000 for pool in spec.pools},
         labels={"robustrl": "-".join(spec.pools)},
-        # 0: every server picks a free port, so that nodes and jobs on one address never collide
+        # 0: any free port
         node_manager_port=0,
         min_worker_port=0,
         max_worker_port=0,
@@ -258,5 +281,28 @@ def _start_raylet(cluster: LocalCluster, spec: NodeSpec) -> Any:
         include_log_monitor=False,
         no_monitor=True,
     )
-    # no fate sharing with the thread or process that starts it: the reaper and stop() end it
-    return _QuietNode(params, head=head, shutdown_at_exit=False, spawn_reaper=False)
+    start_ray_process = services.start_ray_process
+    services.start_ray_process = start_process
+    try:
+        # no fate sharing with the thread that starts it: the reaper and stop() end it
+        return _QuietNode(params, head=head, shutdown_at_exit=False, spawn_reaper=False)
+    finally:
+        services.start_ray_process = start_ray_process
+
+
+def _without_agents(command: list[str]) -> list[str]:
+    """A raylet's command line with a placeholder for each of its two agents: a process that waits until the raylet ends.
+
+    The agents serve Ray's dashboard and runtime environments, of which a role uses neither. They cost 160 MB and 5 s of CPU time a
+    node, and a raylet waits for the files in which they state their ports, and aborts after 15 s: on a busy machine, often.
+    """
+    from ray import _raylet
+
+    settings = dict(part.partition("=")[::2] for part in command)
+    if "--dashboard_agent_command" not in settings:
+        return command
+    for name in (_raylet.METRICS_AGENT_PORT_NAME, _raylet.METRICS_EXPORT_PORT_NAME, _raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME,
+                 _raylet.RUNTIME_ENV_AGENT_PORT_NAME):
+        _raylet.persist_port(settings["--session_dir"], settings["--node_id"], name, _NO_PORT)
+    settings |= {"--dashboard_agent_command": _PLACEHOLDER, "--runtime_env_agent_command": _PLACEHOLDER}
+    return [part if "=" not in part else f"{part.partition('=')[0]}={settings[part.partition('=')[0]]}" for part in command]
