@@ -283,9 +283,35 @@ class RunEnded(_Event, tag="run_ended"):
 
 
 Event = Union[
-    RunStarted, NodeStarted, NodeLost, RoleStarted, RoleReady, RoleStateChanged, RoleSample, ProcessExited, ErrorRaised, VersionAnnounced, PullStarted, PullProgress,
-    PullSourceSwitched, PullCommitted, PullDiscarded, VersionRefused, TrajectoriesStarted, TrajectoriesFinished, TrajectoriesConsumed,
-    TrajectoriesDropped, OptimizerStepCommitted, StepMetrics, EvaluationDone, Paused, Resumed, WarningRaised, EndDecided, LogRepaired, RunEnded,
+    RunStarted,
+    NodeStarted,
+    NodeLost,
+    RoleStarted,
+    RoleReady,
+    RoleStateChanged,
+    RoleSample,
+    ProcessExited,
+    ErrorRaised,
+    VersionAnnounced,
+    PullStarted,
+    PullProgress,
+    PullSourceSwitched,
+    PullCommitted,
+    PullDiscarded,
+    VersionRefused,
+    TrajectoriesStarted,
+    TrajectoriesFinished,
+    TrajectoriesConsumed,
+    TrajectoriesDropped,
+    OptimizerStepCommitted,
+    StepMetrics,
+    EvaluationDone,
+    Paused,
+    Resumed,
+    WarningRaised,
+    EndDecided,
+    LogRepaired,
+    RunEnded,
 ]
 
 

@@ -25,7 +25,9 @@ class RoleKind(StrEnum):
     NODE_AGENT = "node_agent"
 
 
-MANAGEMENT = frozenset({RoleKind.SUPERVISOR, RoleKind.TASK_RUNNER, RoleKind.ROLLOUT_MANAGER, RoleKind.REQUEST_MANAGER, RoleKind.AGENT_WORKER})
+MANAGEMENT = frozenset(
+    {RoleKind.SUPERVISOR, RoleKind.TASK_RUNNER, RoleKind.ROLLOUT_MANAGER, RoleKind.REQUEST_MANAGER, RoleKind.AGENT_WORKER}
+)
 SINGLE = MANAGEMENT - {RoleKind.AGENT_WORKER}
 """Kinds of which a job has exactly one; their role name carries no index."""
 
@@ -51,7 +53,7 @@ class Phase(StrEnum):
 _TRAINER = frozenset({Phase.WAITING_BATCH, Phase.TRAIN, Phase.ADVANTAGE, Phase.OPTIMIZER, Phase.SNAPSHOT, Phase.PUBLISH})
 _ROLLOUT = frozenset({Phase.WAITING_REQUEST, Phase.WAITING_TOOL, Phase.PREFILL, Phase.DECODE, Phase.PULL})
 _OTHERS = frozenset({Phase.RUNNING, Phase.IDLE})
-PHASES: dict[RoleKind, frozenset[Phase]] = {kind: _OTHERS for kind in RoleKind} | {RoleKind.TRAINER: _TRAINER, RoleKind.ROLLOUT: _ROLLOUT}
+PHASES: dict[RoleKind, frozenset[Phase]] = dict.fromkeys(RoleKind, _OTHERS) | {RoleKind.TRAINER: _TRAINER, RoleKind.ROLLOUT: _ROLLOUT}
 QUIET = frozenset({Phase.IDLE, Phase.WAITING_BATCH, Phase.WAITING_REQUEST, Phase.WAITING_TOOL})
 """Phases in which nothing is expected of a role."""
 
@@ -92,8 +94,10 @@ class RoleId(msgspec.Struct, frozen=True, order=True):
         """Inverse of ``str()``. Raises ValueError that names the text and the kinds there are."""
         match = _NAME.fullmatch(name)
         if not match or match[1] not in set(RoleKind) or (RoleKind(match[1]) in SINGLE) != (match[2] is None):
-            raise ValueError(f"role {name!r}: must be one of {', '.join(sorted(SINGLE))} or KIND-INDEX with KIND one of "
-                             f"{', '.join(sorted(set(RoleKind) - SINGLE))}")
+            raise ValueError(
+                f"role {name!r}: must be one of {', '.join(sorted(SINGLE))} or KIND-INDEX with KIND one of "
+                f"{', '.join(sorted(set(RoleKind) - SINGLE))}"
+            )
         return cls(RoleKind(match[1]), int(match[2] or 0))
 
 

@@ -358,14 +358,8 @@ class Host:
         self._closing = True
         for task in list(self._tasks):
             task.cancel()
-        self._balance(verdict)
-        for role, view in self.state.roles.items():
-            if view.state is not RoleState.STOPPED:
-                self.record(
-                    ev.RoleStateChanged(
-                        role=role, incarnation=view.incarnation, old=view.state, new=RoleState.STOPPED, reason=f"job {verdict.status}"
-                    )
-                )
+        for event in self.state.closing(f"job {verdict.status}"):
+            self.record(event)
         self.record(ev.RunEnded(status=verdict.status, reason=verdict.reason, wall=time.time()))
         self._log.close()
         self._write_summary()
@@ -374,13 +368,6 @@ class Host:
         registry.release(self.run_id)
         await asyncio.to_thread(self._remove_all)
         server.close()
-
-    def _balance(self, verdict: ev.EndDecided) -> None:
-        """Trajectories of a committed step are consumed, whoever did not live to say so; the rest of those in flight end here."""
-        for step, ids in self.state.unreconciled():
-            self.record(ev.TrajectoriesConsumed(step=step, ids=ids))
-        if ids := self.state.ledger.open_ids():
-            self.record(ev.TrajectoriesDropped(ids=ids, reason=f"the run ended: {verdict.status}"))
 
     def _write_summary(self) -> None:
         from ..summary import summarize

@@ -28,6 +28,7 @@ _TABLE = """create table if not exists trajectories (
 class RequestManager(Role):
     async def on_open(self) -> None:
         self._ledger = Ledger()
+        self._consumed_steps: set[int] = set()
         self._batch_of: dict[int, int] = {}
         self._unsettled: Counter[int] = Counter()
         self._size = self.config.prompts_per_step * self.config.samples_per_prompt
@@ -130,16 +131,14 @@ class RequestManager(Role):
 
     async def consumed(self, step: int, ids: list[int]) -> None:
         """The optimizer step that used ``ids`` is committed outside the trainer. Asked again for the same step: no change."""
+        if step in self._consumed_steps:
+            return
+        self._consumed_steps.add(step)
         self._ledger.consume(ids)
         await self._do(self._write, "update trajectories set state = 'consumed', body = null where id = ?", [(i,) for i in ids])
         for i in ids:
             self._batch_of.pop(i)
         self.emit(ev.TrajectoriesConsumed(step=step, ids=ids))
-
-    async def drop_unfinished(self, reason: str) -> None:
-        """At the end of a run: what was started and not consumed ends here, with its reason."""
-        if ids := self._ledger.open_ids():
-            await self.dropped(ids, reason)
 
 
 def _short(text: str, limit: int = 400) -> str:

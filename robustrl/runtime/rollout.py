@@ -105,7 +105,7 @@ class Rollout(Role):
 
     async def _update(self, version: int) -> None:
         """Pull ``version`` or a newer one, commit it between two engine steps, and serve it on."""
-        lag = version - self._version
+        before_version = self._version
         deadline = self.deadlines.role_start if self._version < 0 else self.deadlines.pull
         if self._version < 0:
             self.page.phase = Phase.PULL
@@ -140,7 +140,7 @@ class Rollout(Role):
                 seconds=pulled.seconds,
                 commit_seconds=seconds,
                 transport=pulled.transport,
-                lag=lag,
+                lag=manifest.version - before_version,
                 probe_gap=gap,
                 address=f"{host}:{port}",
             )
