@@ -36,7 +36,7 @@ class FakeHost:
         self.end = asyncio.Event()
 
     async def main(self) -> None:
-        registry.make_folders(self.file.run)
+        registry.temp_dir(self.file.run).mkdir()  # and none in shared memory: tests kill this host, and nobody cleans up after it
         self.play(until=ev.TrajectoriesStarted)
         server = await wire.listen(f"unix:{registry.socket_path(self.file.run)}", self.serve)
         if MODE == "play":
