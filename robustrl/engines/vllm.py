@@ -74,10 +74,10 @@ class VLLMEngine:
 
     @property
     def unfinished(self) -> int:
-        return len(self._waiting) + len(self._running)
+        return len(self._waiting) + len(self._inside())
 
     def add(self, request: Request) -> None:
-        in_use = {*self._running, *(waiting.id for waiting in self._waiting), _SCORE}
+        in_use = {*self._inside(), *(waiting.id for waiting in self._waiting), _SCORE}
         check_request(request, in_use=in_use, vocabulary=self._vocabulary, max_model_len=self._max_model_len)
         self._waiting.append(request)
 
@@ -133,6 +133,10 @@ class VLLMEngine:
         self._engine.engine_core.shutdown()
         del self._engine
         cleanup_dist_env_and_memory()
+
+    def _inside(self) -> set[str]:
+        """Requests given to vLLM whose end was not told yet."""
+        return {*self._running, *(delta.id for delta in self._held)}
 
     def _admit(self) -> None:
         from vllm import SamplingParams

@@ -264,11 +264,19 @@ def test_what_comes_up_during_a_score_is_returned_by_the_next_step(vllm: InThrea
     vllm.score(probe)
     drain(vllm, answers)
     assert answers["it"].tokens == whole.tokens and answers["it"].finished == "length"
-    vllm.add(Request("it", prompt, 20, temperature=0, ignore_eos=True))
-    vllm.step()
-    vllm.score(probe)
-    vllm.abort(["it"])
-    assert vllm.step() == [] and vllm.unfinished == 0
+    for told in (True, False):
+        vllm.add(Request("it", prompt, 2, temperature=0, ignore_eos=True))
+        vllm.step()
+        vllm.score(probe)
+        assert vllm.unfinished == 1  # its end is held
+        with pytest.raises(ConfigError, match="unique"):
+            vllm.add(Request("it", prompt, 2))
+        if told:
+            assert [delta.finished for delta in vllm.step()] == ["length"]
+        else:
+            vllm.abort(["it"])
+            assert vllm.step() == []
+        assert vllm.unfinished == 0
 
 
 def test_what_ends_a_request_is_told_apart_as_by_the_reference(vllm: InThread, reference: Any, tokenizer: Any) -> None:
@@ -307,10 +315,12 @@ def test_a_seed_reproduces_whatever_runs_beside(vllm: InThread, tokenizer: Any) 
 
 def test_requests_beyond_the_places_wait_and_prefill_is_told_from_decode(vllm: InThread, probe: list[int]) -> None:
     for i in range(PLACES + 2):
-        vllm.add(Request(str(i), probe, 3, ignore_eos=True))
+        vllm.add(Request(str(i), probe, 12, ignore_eos=True))
     assert vllm.unfinished == PLACES + 2
     assert len(vllm.step()) == PLACES and not vllm.decoded
-    vllm.score(probe)  # finds a place although all are taken
+    vllm.score(probe)
+    held = vllm.step()
+    assert held and not any(delta.finished for delta in held)  # it found a place although all were taken
     while vllm.unfinished > 2:
         vllm.step()
         assert vllm.decoded
