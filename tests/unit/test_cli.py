@@ -25,7 +25,7 @@ _FAKE = str(Path(__file__).with_name("fake_host.py"))
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="rr-"))
-    monkeypatch.setenv(registry.TMP_VARIABLE, str(folder))
+    monkeypatch.setenv(registry.TMP_VARIABLE, str(folder / "top"))  # not made again by a host that ends late
     monkeypatch.setattr(launching, "_HOST", (_FAKE,))
     monkeypatch.chdir(tmp_path)
     yield folder
