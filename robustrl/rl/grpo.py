@@ -56,7 +56,7 @@ def kl_estimate(policy: Tensor, other: Tensor) -> Tensor:
     Schulman, "Approximating KL divergence", 2020; DeepSeekMath, arXiv 2402.03300, equation 4.
     """
     gap = other - policy
-    return gap.exp() - 1 - gap
+    return gap.expm1() - gap
 
 
 class TokenStats(NamedTuple):

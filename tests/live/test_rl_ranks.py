@@ -41,9 +41,15 @@ def step_with_gradient(learner: Learner, batch: list[Trajectory]) -> tuple[torch
     return caught[0], metrics
 
 
-def one_rank(rank: int, sharded: bool, folder: str) -> None:
+def one_rank(rank: int, folder: str) -> None:
     patience = datetime.timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2, timeout=patience)
+    for sharded in (False, True):
+        run(rank, sharded, f"{folder}/{sharded}")
+    dist.destroy_process_group()
+
+
+def run(rank: int, sharded: bool, folder: str) -> None:
     learner = Learner("tiny", CONFIG, seed=0, rank=rank, world_size=2, sharded=sharded)
     gradient, metrics = step_with_gradient(learner, make_batch(1))
     weights = {name: tensor.clone() for name, tensor in learner.weights().items()}
@@ -62,14 +68,22 @@ def one_rank(rank: int, sharded: bool, folder: str) -> None:
         learner.train_step(bad)
     learner.save_pretrained(f"{folder}/saved")
     torch.save((gradient, metrics, weights, probe), f"{folder}/rank-{rank}")
-    dist.destroy_process_group()
 
 
-@pytest.mark.timeout(120)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    for sharded in (False, True):
+        (folder / str(sharded)).mkdir()
+    mp.start_processes(one_rank, args=(str(folder),), nprocs=2, start_method="spawn")
+    return folder
+
+
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("sharded", [False, True])
-def test_two_ranks_make_the_step_of_one(sharded, tmp_path):
-    mp.start_processes(one_rank, args=(sharded, str(tmp_path)), nprocs=2, start_method="spawn")
-    ranks = [torch.load(tmp_path / f"rank-{rank}") for rank in range(2)]
+def test_two_ranks_make_the_step_of_one(sharded, folder):
+    folder = folder / str(sharded)
+    ranks = [torch.load(folder / f"rank-{rank}") for rank in range(2)]
     alone = Learner("tiny", CONFIG, seed=0)
     gradient, metrics = step_with_gradient(alone, make_batch(1))
     for found_gradient, found_metrics, weights, probe in ranks:
@@ -80,4 +94,4 @@ def test_two_ranks_make_the_step_of_one(sharded, tmp_path):
         assert probe == pytest.approx(alone.probe([7, 14, 9, 17]), abs=1e-3)
     assert ranks[0][1] == ranks[1][1]
     assert all(torch.equal(tensor, ranks[1][2][name]) for name, tensor in ranks[0][2].items())
-    assert Learner(str(tmp_path / "saved"), CONFIG, seed=0).probe([7, 14]) != alone.probe([7, 14])
+    assert Learner(str(folder / "saved"), CONFIG, seed=0).probe([7, 14]) != alone.probe([7, 14])

@@ -31,13 +31,13 @@ def make_batch(seed: int = 0, groups: int = 3, samples: int = 3, step: int = 1) 
     return batch
 
 
-def plain_logprobs(learner: Learner, t: Trajectory, model=None) -> list[float]:
+def plain_logprobs(learner: Learner, t: Trajectory, temperature: float = 1.0) -> list[float]:
     """Log-probabilities of the trajectory's tokens: one unpadded sequence, its softmax in Python floats."""
     with torch.no_grad():
-        logits = (model or learner.model)(input_ids=torch.tensor([t.prompt_tokens + t.tokens])).logits[0].double().tolist()
+        logits = learner.model(input_ids=torch.tensor([t.prompt_tokens + t.tokens])).logits[0].double().tolist()
     found = []
     for i, token in enumerate(t.tokens):
-        row = logits[len(t.prompt_tokens) + i - 1]
+        row = [x / temperature for x in logits[len(t.prompt_tokens) + i - 1]]
         top = max(row)
         found.append(row[token] - top - math.log(sum(math.exp(x - top) for x in row)))
     return found
@@ -115,10 +115,11 @@ def test_token_loss_equals_a_plain_loop():
     assert clipped > 0 and stats.weight_max.item() == 1.5
 
 
-def test_step_metrics_equal_a_plain_loop():
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_step_metrics_equal_a_plain_loop(temperature):
     batch = make_batch()
-    learner = Learner("tiny", GRPOConfig(micro_batch=4), seed=0)
-    logp = [plain_logprobs(learner, t) for t in batch]
+    learner = Learner("tiny", GRPOConfig(micro_batch=4), seed=0, temperature=temperature)
+    logp = [plain_logprobs(learner, t, temperature) for t in batch]
     picked = [(p, b, a) for t, row, a in zip(batch, logp, plain_advantages(batch), strict=True)
               for p, b, m in zip(row, t.logprobs, t.mask, strict=True) if m]
     weights = [min(math.exp(p - b), 2.0) for p, b, _ in picked]
