@@ -30,7 +30,7 @@ from ..errors import JobFailed, PeerDied, RobustRLError, WaitTimeout
 from . import machine, reaper, registry, wire
 from .cluster import Cluster, JoinedCluster, LocalCluster
 from .event_log import EventLog, LogError
-from .processes import kill_marked
+from .processes import ProcessId, is_alive, kill_marked, wait_exit
 from .role import Peer, RoleSpec, actor_name, within
 
 log = logging.getLogger("host")
@@ -49,6 +49,7 @@ class Host:
         self.state = RunState()
         self.actors: dict[str, Any] = {}
         self.end: asyncio.Future[ev.EndDecided]
+        self._token: str | None = None
         self._lines: list[asyncio.Queue[bytes | None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._cluster: Cluster | None = None
@@ -91,15 +92,15 @@ class Host:
                 machine=machine.describe(),
             )
         )
-        server = await wire.listen(address, self._serve)
-        self._address = address
+        self._servers = [await wire.listen(address, self._serve)]
+        self._roles_address = address
         for sig in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(sig, self._decide_end, STOPPED, f"the host received {sig.name}")
         if not self.file.keep_alive:
             self._spawn(self._watch_owner())
         self._spawn(self._start_and_run())
         verdict = await self.end
-        await self._shut_down(verdict, server)
+        await self._shut_down(verdict)
         return 0 if verdict.status in (DONE, STOPPED) else 1
 
     def _spawn(self, coroutine: Any) -> None:
@@ -118,7 +119,7 @@ class Host:
             self.record(ev.EndDecided(status=status, reason=reason))
 
     async def _watch_owner(self) -> None:
-        while machine.is_alive(self.file.owner_pid, self.file.owner_ticks):
+        while is_alive(ProcessId(self.file.owner_pid, self.file.owner_ticks)):
             await asyncio.sleep(0.5)
         self._decide_end(STOPPED, f"its owner, process {self.file.owner_pid}, has ended (keep_alive=True would let the job go on)")
 
@@ -131,6 +132,8 @@ class Host:
         await asyncio.to_thread(self._start_cluster)
         await checks
         assert self._cluster is not None
+        if self.config.address:
+            await self._listen_for_other_machines()
         self._places = place(self._cluster.nodes, self.config)
         for node in self._cluster.nodes:
             kinds = sorted({role.kind.value for role, where in self._places.items() if where == node.name})
@@ -143,9 +146,18 @@ class Host:
             await asyncio.sleep(_DEATH_WORD)  # the supervisor knows better why, and ends the job meanwhile
             raise
 
+    async def _listen_for_other_machines(self) -> None:
+        import ray
+
+        ip = ray.util.get_node_ip_address()
+        self._token = secrets.token_hex(32)
+        server = await wire.listen(f"tcp:{ip}:0", self._serve, self._token)
+        self._servers.append(server)
+        self._roles_address = f"tcp:{ip}:{server.sockets[0].getsockname()[1]}"
+
     def _wait_replaced(self) -> None:
         for entry in registry.live_jobs():
-            if entry.run == self.file.replaces and not registry.wait_gone(entry.host_pid, entry.host_ticks, 30.0):
+            if entry.run == self.file.replaces and not wait_exit(entry.host, 30.0):
                 raise WaitTimeout(f"the earlier job {entry.run} (host {entry.host_pid}) did not end within 30 s")
 
     async def _preflight(self) -> None:
@@ -173,6 +185,8 @@ class Host:
         others = [role for role in self._places if role.kind is not RoleKind.NODE_AGENT]
         await asyncio.gather(*(self._create(str(role)) for role in agents))
         await asyncio.gather(*(self._peer(str(role)).call("open", deadline=self.config.deadlines.role_start) for role in agents))
+        secret = (self.temp / "secret").read_bytes()
+        await asyncio.gather(*(self._peer(str(role)).call("keep_secret", secret, deadline=self.config.deadlines.call) for role in agents))
         await asyncio.gather(*(self._create(str(role)) for role in others))
 
     async def _create(self, role: str) -> None:
@@ -207,8 +221,8 @@ class Host:
             run_dir=str(self.run_dir),
             temp_dir=str(self.temp),
             shm_dir=str(self.shm),
-            host_address=self._address,
-            host_token=None,
+            host_address=self._roles_address,
+            host_token=self._token,
             config=self.config,
         )
 
@@ -352,9 +366,11 @@ class Host:
 
     # -- end ---
 
-    async def _shut_down(self, verdict: ev.EndDecided, server: asyncio.Server) -> None:
+    async def _shut_down(self, verdict: ev.EndDecided) -> None:
         """Close the log with its balance, then remove all that the job started."""
         log.info("ending: %s (%s)", verdict.status, verdict.reason)
+        if verdict.status == DONE:
+            await self._keep_model()
         self._closing = True
         for task in list(self._tasks):
             task.cancel()
@@ -365,14 +381,34 @@ class Host:
         self._write_summary()
         for queue in self._lines:
             queue.put_nowait(None)
-        registry.release(self.run_id)
+        if self.config.address:
+            await self._clean_other_machines()
         await asyncio.to_thread(self._remove_all)
-        server.close()
+        for server in self._servers:
+            server.close()
 
     def _write_summary(self) -> None:
         from ..summary import summarize
 
         (self.run_dir / "summary.json").write_bytes(msgspec.json.encode(summarize(self.run_dir)) + b"\n")
+
+    async def _keep_model(self) -> None:
+        """The trained model outlives the job, in its run directory."""
+        try:
+            await self._save_pretrained(str(self.run_dir / "model"))
+        except RobustRLError as error:
+            self.record(ev.WarningRaised(text=f"the trained model was not saved: {error}"))
+
+    async def _clean_other_machines(self) -> None:
+        deadline = self.config.deadlines.stop
+        agents = [self._peer(role) for role in self.actors if role.startswith(RoleKind.NODE_AGENT)]
+        spare = [os.getpid(), self._reaper.pid]
+        results = await asyncio.gather(
+            *(agent.call("clean", spare, deadline, deadline=2 * deadline) for agent in agents), return_exceptions=True
+        )
+        for agent, result in zip(agents, results, strict=True):
+            if isinstance(result, BaseException):
+                log.error("%s could not clean up its node: %s", agent.role, result)
 
     def _remove_all(self) -> None:
         deadline = self.config.deadlines.stop
@@ -380,6 +416,7 @@ class Host:
             self._cluster.stop(self.actors, deadline=deadline)
         kill_marked(self.run_id, deadline, spare={os.getpid(), self._reaper.pid})
         registry.remove_folders(self.run_id)
+        registry.release(self.run_id)
         self._reaper.dismiss()
 
 

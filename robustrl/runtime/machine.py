@@ -14,20 +14,6 @@ _UNLIMITED = 1 << 60
 """Bytes; control groups of version 1 say "no limit" with a number above it."""
 
 
-def start_ticks(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Field 22 of /proc/PID/stat, which with the pid names a process for good; None: there is no such process, or it is a zombie."""
-    try:
-        fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-def is_alive(pid: int, ticks: int, proc: Path = Path("/proc")) -> bool:
-    """Whether the process of that pid and start time still runs."""
-    return start_ticks(pid, proc) == ticks
-
-
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> tuple[int, str]:
     """(bytes, where the bound comes from): what the host has free, or what the control group's limit leaves, whichever is less.
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import ConfigError, RobustRLError
-from .processes import MARK, ProcessId, is_alive, wait_exit
+from .processes import MARK, ProcessId, is_alive
 
 TMP_VARIABLE = "ROBUSTRL_TMP"
 RUN_VARIABLE = MARK
@@ -69,7 +69,7 @@ class HostFile(msgspec.Struct, frozen=True, kw_only=True):
 def root() -> Path:
     """This user's folder for all runs, made if needed. Raises RobustRLError where somebody else holds its name."""
     path = Path(os.environ.get(TMP_VARIABLE) or f"/tmp/robustrl-{os.getuid()}")
-    _private_folder(path)
+    private_folder(path)
     return path
 
 
@@ -98,8 +98,8 @@ def socket_path(run: str) -> Path:
 
 def make_folders(run: str) -> None:
     """The run's private folders, in /tmp and in shared memory, mode 0700."""
-    _private_folder(temp_dir(run))
-    _private_folder(shm_dir(run))
+    private_folder(temp_dir(run))
+    private_folder(shm_dir(run))
 
 
 def remove_folders(run: str) -> None:
@@ -157,11 +157,6 @@ def find(name: str) -> JobEntry | None:
     return next((entry for entry in reversed(live_jobs()) if entry.name == name), None)
 
 
-def wait_gone(pid: int, ticks: int, timeout: float) -> bool:
-    """Whether that process has ended, after waiting at most ``timeout`` seconds for it."""
-    return wait_exit(ProcessId(pid, ticks), timeout)
-
-
 @contextmanager
 def locked(timeout: float = 5.0) -> Iterator[None]:
     """Alone among this user's processes, from looking at the list to changing it. Raises RobustRLError after ``timeout`` seconds."""
@@ -183,7 +178,7 @@ def locked(timeout: float = 5.0) -> Iterator[None]:
 
 def _jobs() -> Path:
     path = root() / "jobs"
-    _private_folder(path)
+    private_folder(path)
     return path
 
 
@@ -193,7 +188,7 @@ def _checked(run: str) -> str:
     return run
 
 
-def _private_folder(path: Path) -> None:
+def private_folder(path: Path) -> None:
     """Make it, or accept one that is already there, a folder of ours and open to nobody else."""
     try:
         path.mkdir(mode=0o700, exist_ok=True)

@@ -211,16 +211,16 @@ class Rollout(Role):
     def _request(self, trajectory: Trajectory) -> Request:
         """What is left to generate, from the prompt and the tokens so far."""
         sampling = self.config.sampling
-        evaluation = trajectory.batch == 0
         return Request(
             id=str(trajectory.id),
             tokens=trajectory.prompt_tokens + trajectory.tokens,
             max_tokens=self._budget - sum(trajectory.mask),
-            temperature=0.0 if evaluation else sampling.temperature,
-            top_p=1.0 if evaluation else sampling.top_p,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
             stop=list(self._stop),
             ignore_eos=self._ignore_eos,
-            seed=None,
+            # evaluations draw the same random numbers for every version, each prompt its own
+            seed=-trajectory.id if trajectory.batch == 0 else None,
         )
 
     def _take(self, deltas: list[Delta]) -> None:

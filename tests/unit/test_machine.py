@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -80,8 +79,3 @@ def test_this_machine():
     size, available = machine.shared_memory()
     assert size >= available >= 0 and machine.shared_memory("/no/such/mount") == (0, 0)
     assert machine.describe()["cores"] >= 1
-
-
-def test_a_process_is_its_pid_and_its_start():
-    ticks = machine.start_ticks(os.getpid())
-    assert ticks and machine.is_alive(os.getpid(), ticks) and not machine.is_alive(os.getpid(), ticks + 1)
