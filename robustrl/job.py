@@ -139,6 +139,13 @@ class Job:
             self._call("save_pretrained", timeout, path=str(target))
         return target
 
+    def add_rollout(self, timeout: float | None = None) -> RoleHandle:
+        """One more rollout, on the rollout node that has the fewest. Returns when its process is there; it becomes healthy by itself, once
+        it has pulled and checked the newest version from whoever holds it. Raises JobFailed while the job is not running, WaitTimeout,
+        HostGone.
+        """
+        return self._handle_of(self._call("add_rollout", timeout))
+
     def stop(self, timeout: float = 30.0) -> None:
         """End the job and wait until its host has removed everything. A host that does not end within ``timeout`` seconds is killed, with a
         warning; its reaper then removes what is left.
@@ -224,6 +231,13 @@ class Job:
 
     def _call(self, verb: str, timeout: float | None, **args: Any) -> Any:
         return self._client_now().call(verb, self.config.deadlines.call if timeout is None else timeout, **args)
+
+    def _handle_of(self, role: str) -> RoleHandle:
+        """Once this side's reading of the log has come to the role's start."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: role in self._state.roles or self.over, _CONNECT):
+                raise WaitTimeout(f"job {self.name!r}: the log did not show the start of {role} within {_CONNECT:g} s")
+        return self.roles[role]
 
     def _copied_model(self, target: Path) -> bool:
         """Whether the model that the host saved at the end of the job is now at ``target``."""
@@ -328,6 +342,9 @@ class AsyncJob:
 
     async def save_pretrained(self, path: str | Path, timeout: float | None = None) -> Path:
         return await asyncio.to_thread(self._job.save_pretrained, path, timeout)
+
+    async def add_rollout(self, timeout: float | None = None) -> RoleHandle:
+        return await asyncio.to_thread(self._job.add_rollout, timeout)
 
     async def stop(self, timeout: float = 30.0) -> None:
         await asyncio.to_thread(self._job.stop, timeout)

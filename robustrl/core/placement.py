@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from .roles import MANAGEMENT, SINGLE, RoleId, RoleKind
 
 POOLS = ("management", "trainer", "rollout")
+_POOL_OF = {RoleKind.TRAINER: "trainer", RoleKind.STATE_KEEPER: "trainer", RoleKind.ROLLOUT: "rollout"}
 
 
 class NodeSpec(msgspec.Struct, frozen=True):
@@ -52,6 +53,14 @@ def place(nodes: list[NodeSpec], config: JobConfig) -> dict[RoleId, str]:
     placed |= _spread(RoleKind.TRAINER, config.trainer_ranks, pools["trainer"])
     placed |= _spread(RoleKind.ROLLOUT, config.rollouts, pools["rollout"])
     return placed
+
+
+def place_another(kind: RoleKind, nodes: list[NodeSpec], placed: dict[RoleId, str]) -> tuple[RoleId, str]:
+    """The next role of a kind, and its node: the first of those in its pool that have the fewest of them."""
+    numbers = [role.index for role in placed if role.kind is kind]
+    pool = _share_out(nodes)[_POOL_OF.get(kind, "management")]
+    counts = {name: sum(1 for role, where in placed.items() if role.kind is kind and where == name) for name in pool}
+    return RoleId(kind, max(numbers, default=-1) + 1), min(pool, key=lambda name: counts[name])
 
 
 def _spread(kind: RoleKind, count: int, names: list[str]) -> dict[RoleId, str]:

@@ -23,7 +23,7 @@ import msgspec
 from ..config import JobConfig
 from ..core import events as ev
 from ..core.lifecycle import DONE, FAILED, STOPPED
-from ..core.placement import place, plan_nodes
+from ..core.placement import place, place_another, plan_nodes
 from ..core.roles import RoleKind, RoleState
 from ..core.run_state import RunState
 from ..errors import JobFailed, PeerDied, RobustRLError, WaitTimeout
@@ -334,6 +334,20 @@ class Host:
         await self._running("trainer-0").call("save_pretrained", path, deadline=self.config.deadlines.call)
         return path
 
+    async def _add_rollout(self) -> str:
+        """The name of the new role, whose process is there; it sets itself up and joins behind our back."""
+        manager = self._running("rollout_manager")
+        assert self._cluster is not None
+        role, node = place_another(RoleKind.ROLLOUT, self._cluster.nodes, self._places)
+        self._places[role] = node
+        await self._create(str(role))
+        self._spawn(self._join(str(role), manager))
+        return str(role)
+
+    async def _join(self, rollout: str, manager: Peer) -> None:
+        await self._peer(rollout).call("open", deadline=self.config.deadlines.role_start)
+        await manager.call("add_rollout", rollout, deadline=self.config.deadlines.call)
+
     async def _logs(self, role: str, lines: int = 50) -> list[str]:
         if role not in self.state.roles:
             raise RobustRLError(f"role {role!r}: this job has {', '.join(self.state.roles) or 'none yet'}")
@@ -354,6 +368,7 @@ class Host:
         "pause": _pause,
         "resume": _resume,
         "save_pretrained": _save_pretrained,
+        "add_rollout": _add_rollout,
         "logs": _logs,
         "state": _state,
     }

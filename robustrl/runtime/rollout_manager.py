@@ -45,6 +45,7 @@ class RolloutManager(Role):
         self._waiting: deque[_Group] = deque()
         self._groups: dict[tuple[int, int], _Group] = {}
         self._done = 0
+        self._newest = 0
         self._changed = asyncio.Condition()
         for lane in self._lanes:
             self.spawn(self._poll(lane))
@@ -66,8 +67,16 @@ class RolloutManager(Role):
         groups = await within(self.deadlines.generation, f"evaluation of {len(bodies)} prompts", asyncio.gather(*futures))
         return [(t.prompt, t.text, t.reward or 0.0) for group in groups for t in group]
 
+    async def add_rollout(self, role: str) -> None:
+        """Take a rollout that is set up into the membership: from here on it hears of versions and gets work once it has one."""
+        lane = _Lane(await self.peer(role))
+        self._lanes.append(lane)
+        self.spawn(self._poll(lane))
+        await lane.peer.call("sync", self._newest, deadline=self.deadlines.call)
+
     async def sync(self, version: int) -> None:
         """Tell every rollout of this membership view that ``version`` is there to be pulled."""
+        self._newest = max(self._newest, version)
         lanes = list(self._lanes)
         await asyncio.gather(*(lane.peer.call("sync", version, deadline=self.deadlines.call) for lane in lanes))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from robustrl.config import JobConfig
-from robustrl.core.placement import POOLS, NodeSpec, place, plan_nodes
-from robustrl.core.roles import MANAGEMENT
+from robustrl.core.placement import POOLS, NodeSpec, place, place_another, plan_nodes
+from robustrl.core.roles import MANAGEMENT, RoleId, RoleKind
 from robustrl.errors import ConfigError
 
 
@@ -84,3 +84,11 @@ def test_impossible_placements_name_role_wanted_and_what_there_is():
 def test_own_nodes_cover_every_pool():
     for count in range(1, 9):
         assert {pool for node in plan_nodes(JobConfig(nodes=count)) for pool in node.pools} == set(POOLS)
+
+
+def test_another_rollout_goes_where_there_are_fewest() -> None:
+    config = JobConfig(rollouts=3)
+    nodes = plan_nodes(config)
+    placed = place(nodes, config)
+    assert placed[RoleId(RoleKind.ROLLOUT, 2)] == "node-2"
+    assert place_another(RoleKind.ROLLOUT, nodes, placed) == (RoleId(RoleKind.ROLLOUT, 3), "node-3")
