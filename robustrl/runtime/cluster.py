@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from ..core.placement import POOLS, NodeSpec
-from ..errors import ConfigError, JobFailed, WaitTimeout
+from ..errors import ConfigError, JobFailed, RobustRLError, WaitTimeout
 from .processes import MARK, find_marked, kill_marked
 
 if TYPE_CHECKING:
     from .role import RoleSpec
 
 _MAX_SOCKET_PATH = 106
+_GOODBYE = 2.0
 _STACK_FRAME = re.compile(r"\(\+0x[0-9a-f]+\)")
 _NO_PORT = 1
 """Where nobody listens."""
@@ -82,7 +83,10 @@ class LocalCluster:
         self.object_store_bytes, self.ip = object_store_bytes, ip
         self.address = ""
         self._raylets: list[Any] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
+        """The GCS and the raylets, each with the name of its node."""
+        self._spawning = threading.Lock()
+        self._stopped = False
         self._earlier: set[int] | None = None
         longest = max(len(os.fsencode(self.temp_dir / node.name / "ray/sockets/plasma_store")) for node in nodes)
         if longest > _MAX_SOCKET_PATH:
@@ -102,6 +106,7 @@ class LocalCluster:
         for i, node in enumerate(self.nodes):
             self.nodes[i] = self._add(node, end)
         _connect(self.address, self.run)
+        self._check_alive()
 
     def _prepare(self) -> None:
         token = self.temp_dir / "ray.token"
@@ -125,24 +130,28 @@ class LocalCluster:
             except Exception as error:  # handed to the waiting thread
                 failure.append(error)
 
-        up = len(self._raylets)
         thread = threading.Thread(target=build, name=f"start-{node.name}", daemon=True)
         thread.start()
-        dead = None
-        while thread.is_alive() and not dead and time.monotonic() < end:
+        while thread.is_alive() and time.monotonic() < end:
             thread.join(0.1)
-            dead = next((process for process in self._processes if process.poll() is not None), None)
-        if not thread.is_alive() and not failure:
-            self.address = self._raylets[0].gcs_address
-            return msgspec.structs.replace(node, ray_node_id=self._raylets[-1].node_id, ip=self.ip)
-        text = f"{node.name} did not come up ({up} of {len(self.nodes)} nodes are up)"
-        tail = self.log_tail(node.name)
-        self.stop({}, deadline=10.0)
-        if dead:
-            raise JobFailed(f"{text}: its process {Path(dead.args[0]).name} ended with exit status {dead.returncode}\n{tail}")  # type: ignore[index,arg-type]
+            self._check_alive()
         if failure:
-            raise JobFailed(f"{text}: {failure[0]}\n{tail}") from failure[0]
-        raise WaitTimeout(f"{text} before the deadline for the cluster's start\n{tail}")
+            raise self._failed(JobFailed, node.name, str(failure[0])) from failure[0]
+        if thread.is_alive():
+            raise self._failed(WaitTimeout, node.name, f"the deadline passed; {len(self._raylets)} of {len(self.nodes)} nodes are up")
+        self.address = self._raylets[0].gcs_address
+        return msgspec.structs.replace(node, ray_node_id=self._raylets[-1].node_id, ip=self.ip)
+
+    def _check_alive(self) -> None:
+        for name, process in self._processes:
+            if process.poll() is not None:
+                raise self._failed(JobFailed, name, f"its process {process.pid} ended with exit status {process.returncode}")
+
+    def _failed(self, kind: type[RobustRLError], name: str, reason: str) -> RobustRLError:
+        """The error to raise, after everything has been stopped."""
+        text = f"{name} did not come up: {reason}\n{self.log_tail(name)}"
+        self.stop({}, deadline=10.0)
+        return kind(text)
 
     def log_tail(self, name: str, lines: int = 20) -> str:
         """The last errors that the node's raylet, on the head also the GCS, logged; without any, the last lines."""
@@ -166,10 +175,16 @@ class LocalCluster:
 
         Raises WaitTimeout naming what survived SIGKILL for ``deadline`` seconds.
         """
-        _disconnect()
+        with self._spawning:
+            self._stopped = True
+        # Ray waits for ever for a raylet that is stopped; once that is dead, it does not
+        goodbye = threading.Thread(target=_disconnect, name="disconnect", daemon=True)
+        goodbye.start()
+        goodbye.join(_GOODBYE)
         if self._earlier is not None:
             kill_marked(self.run, deadline, spare=self._earlier)
-        for process in self._processes:
+        goodbye.join(_GOODBYE)
+        for _, process in self._processes:
             process.wait(deadline)
         self._raylets.clear()
         self._processes.clear()
@@ -255,8 +270,11 @@ def _start_raylet(cluster: LocalCluster, spec: NodeSpec) -> Any:
             """Left out: two seconds and a process of 100 MB that no role asks for anything."""
 
     def start_process(command: list[str], *args: Any, **kwargs: Any) -> Any:
-        started = start_ray_process(_without_agents(command), *args, **kwargs)
-        cluster._processes.append(started.process)
+        with cluster._spawning:
+            if cluster._stopped:
+                raise RuntimeError("the cluster was stopped while it was starting")
+            started = start_ray_process(_without_agents(command), *args, **kwargs)
+            cluster._processes.append((spec.name, started.process))
         return started
 
     head = not cluster._raylets
