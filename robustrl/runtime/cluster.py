@@ -26,6 +26,7 @@ import msgspec
 
 from ..core.placement import POOLS, NodeSpec
 from ..errors import ConfigError, JobFailed, RobustRLError, WaitTimeout
+from . import ray_worker
 from .processes import MARK, find_marked, kill_marked
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class LocalCluster:
         if self.ip == "127.0.0.1":
             # Ray replaces a loopback address by the machine's own unless told that there will be no other machine
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        ray_worker.skip_slow_import()
 
     def _add(self, node: NodeSpec, end: float) -> NodeSpec:
         failure: list[Exception] = []
@@ -205,6 +207,7 @@ class JoinedCluster:
         """
         os.environ.update(SPT_NOENV="1", RAY_gcs_rpc_server_connect_timeout_s=str(max(1, int(deadline))))
         os.environ[MARK] = self.run
+        ray_worker.skip_slow_import()
         try:
             _connect(self.address, self.run)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -273,7 +276,7 @@ def _start_raylet(cluster: LocalCluster, spec: NodeSpec) -> Any:
         with cluster._spawning:
             if cluster._stopped:
                 raise RuntimeError("the cluster was stopped while it was starting")
-            started = start_ray_process(_without_agents(command), *args, **kwargs)
+            started = start_ray_process(_adapt(command), *args, **kwargs)
             cluster._processes.append((spec.name, started.process))
         return started
 
@@ -295,6 +298,7 @@ def _start_raylet(cluster: LocalCluster, spec: NodeSpec) -> Any:
         min_worker_port=0,
         max_worker_port=0,
         dashboard_agent_listen_port=0,
+        worker_path=ray_worker.__file__,
         include_dashboard=False,
         include_log_monitor=False,
         no_monitor=True,
@@ -308,8 +312,9 @@ def _start_raylet(cluster: LocalCluster, spec: NodeSpec) -> Any:
         services.start_ray_process = start_ray_process
 
 
-def _without_agents(command: list[str]) -> list[str]:
-    """A raylet's command line with a placeholder for each of its two agents: a process that waits until the raylet ends.
+def _adapt(command: list[str]) -> list[str]:
+    """A raylet's command line with as many starting workers as cores, and a placeholder for each of its two agents: a process that waits
+    until the raylet ends.
 
     The agents serve Ray's dashboard and runtime environments, of which a role uses neither. They cost 160 MB and 5 s of CPU time a
     node, and a raylet waits for the files in which they state their ports, and aborts after 15 s: on a busy machine, often.
@@ -323,4 +328,6 @@ def _without_agents(command: list[str]) -> list[str]:
                  _raylet.RUNTIME_ENV_AGENT_PORT_NAME):
         _raylet.persist_port(settings["--session_dir"], settings["--node_id"], name, _NO_PORT)
     settings |= {"--dashboard_agent_command": _PLACEHOLDER, "--runtime_env_agent_command": _PLACEHOLDER}
+    # Ray's own choice goes by num_cpus, 0 here, and would start one worker after the other
+    settings["--maximum_startup_concurrency"] = str(max(2, len(os.sched_getaffinity(0))))
     return [part if "=" not in part else f"{part.partition('=')[0]}={settings[part.partition('=')[0]]}" for part in command]
