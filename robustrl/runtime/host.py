@@ -37,6 +37,12 @@ log = logging.getLogger("host")
 _DEATH_WORD = 2.0
 """Seconds that a node agent has for reporting a death before the host reports it itself."""
 _RUN_DEADLINE = 30 * 24 * 3600.0
+_SLOW_FIRST = (RoleKind.SUPERVISOR, RoleKind.TRAINER, RoleKind.ROLLOUT, RoleKind.STATE_KEEPER)
+"""Order in which processes are started: the supervisor, for which others wait, then by the length of their set-up."""
+_CALLS_AT_ONCE = {
+    RoleKind.ROLLOUT: (RoleKind.SUPERVISOR,),
+    RoleKind.ROLLOUT_MANAGER: (RoleKind.ROLLOUT, RoleKind.REQUEST_MANAGER, RoleKind.AGENT_WORKER),
+}
 
 
 class Host:
@@ -138,8 +144,7 @@ class Host:
         for node in self._cluster.nodes:
             kinds = sorted({role.kind.value for role, where in self._places.items() if where == node.name})
             self.record(ev.NodeStarted(node=node.name, ray_node_id=node.ray_node_id, ip=node.ip, kinds=kinds))
-        await self._create_roles()
-        await self._open_roles()
+        await self._start_roles()
         try:
             await self._peer("task_runner").call("run", deadline=_RUN_DEADLINE)
         except PeerDied:
@@ -179,15 +184,34 @@ class Host:
             self._cluster = LocalCluster(self.temp, self.run_id, plan_nodes(config), object_store_bytes=config.object_store_mb << 20)
         self._cluster.start(deadline=config.deadlines.cluster_start)
 
-    async def _create_roles(self) -> None:
-        """Every role's process; its agent watches it from its first moment."""
-        agents = [role for role in self._places if role.kind is RoleKind.NODE_AGENT]
-        others = [role for role in self._places if role.kind is not RoleKind.NODE_AGENT]
-        await asyncio.gather(*(self._create(str(role)) for role in agents))
-        await asyncio.gather(*(self._peer(str(role)).call("open", deadline=self.config.deadlines.role_start) for role in agents))
+    async def _start_roles(self) -> None:
+        """All side by side, the slow ones first; each role's agent watches it from its first moment."""
+        deadline = self.config.deadlines
+        agents = [str(role) for role in self._places if role.kind is RoleKind.NODE_AGENT]
+        await asyncio.gather(*(self._create(role) for role in agents))
+        await asyncio.gather(*(self._peer(role).call("open", deadline=deadline.role_start) for role in agents))
         secret = (self.temp / "secret").read_bytes()
-        await asyncio.gather(*(self._peer(str(role)).call("keep_secret", secret, deadline=self.config.deadlines.call) for role in agents))
-        await asyncio.gather(*(self._create(str(role)) for role in others))
+        await asyncio.gather(*(self._peer(role).call("keep_secret", secret, deadline=deadline.call) for role in agents))
+        others = [role for role in self._places if role.kind is not RoleKind.NODE_AGENT]
+        others.sort(key=lambda role: _SLOW_FIRST.index(role.kind) if role.kind in _SLOW_FIRST else len(_SLOW_FIRST))
+        up: dict[RoleKind, list[asyncio.Task[None]]] = {}
+        for role in others:
+            up.setdefault(role.kind, []).append(asyncio.create_task(self._bring_up(str(role), role.kind, up)))
+        await asyncio.gather(*(task for tasks in up.values() for task in tasks), self._prepare_trainer(up))
+
+    async def _bring_up(self, role: str, kind: RoleKind, up: dict[RoleKind, list[asyncio.Task[None]]]) -> None:
+        """Its process, then its set-up once those are set up whom it calls from its first moment."""
+        await self._create(role)
+        await _all_up(up, _CALLS_AT_ONCE.get(kind, ()))
+        await self._peer(role).call("open", deadline=self.config.deadlines.role_start)
+
+    async def _prepare_trainer(self, up: dict[RoleKind, list[asyncio.Task[None]]]) -> None:
+        """Version 0, as soon as trainer and state keeper are there."""
+        await _all_up(up, (RoleKind.TRAINER, RoleKind.STATE_KEEPER))
+        deadline = self.config.deadlines.role_start
+        ranks = [str(role) for role in self._places if role.kind is RoleKind.TRAINER]
+        rendezvous = await self._peer("trainer-0").call("rendezvous", deadline=deadline)
+        await asyncio.gather(*(self._peer(role).call("prepare", rendezvous, deadline=deadline) for role in ranks))
 
     async def _create(self, role: str) -> None:
         spec = self._spec(role)
@@ -228,15 +252,6 @@ class Host:
 
     def _peer(self, role: str) -> Peer:
         return Peer(self.actors[role], role)
-
-    async def _open_roles(self) -> None:
-        """Set-up in the order of need: whoever is called by others first, and the slow ones, trainer and rollouts, side by side."""
-        deadline = self.config.deadlines.role_start
-        roles = [str(role) for role in self._places if role.kind is not RoleKind.NODE_AGENT]
-        ranks = [role for role in roles if role.startswith(RoleKind.TRAINER)]
-        await asyncio.gather(*(self._peer(role).call("open", deadline=deadline) for role in roles))
-        rendezvous = await self._peer("trainer-0").call("rendezvous", deadline=deadline)
-        await asyncio.gather(*(self._peer(role).call("prepare", rendezvous, deadline=deadline) for role in ranks))
 
     async def _watch_role(self, role: str, spec: RoleSpec, pid: int) -> None:
         """Ray's word on a death: for those whom nobody else reports, and as a second witness for all."""
@@ -433,6 +448,12 @@ class Host:
         registry.remove_folders(self.run_id)
         registry.release(self.run_id)
         self._reaper.dismiss()
+
+
+async def _all_up(up: dict[RoleKind, list[asyncio.Task[None]]], kinds: tuple[RoleKind, ...]) -> None:
+    """The tasks of these kinds have ended well; raises what one of them raised."""
+    for kind in kinds:
+        await asyncio.gather(*map(asyncio.shield, up[kind]))
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -6,6 +6,7 @@ The ranks of one trainer form a torch.distributed group (gloo on CPU). The learn
 from __future__ import annotations
 
 import asyncio
+import importlib
 import socket
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ class Trainer(Role):
         self._marks = 0
         self._phase_seconds: dict[str, float] = {}
         self._phase_since = time.monotonic()
+        await self._in_thread(importlib.import_module, "robustrl.rl.learner")  # torch and transformers: seconds
 
     async def rendezvous(self) -> str:
         """``host:port`` at which rank 0 will wait for the other ranks."""
