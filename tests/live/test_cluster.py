@@ -99,10 +99,14 @@ def test_nothing_is_written_outside_and_nobody_else_can_connect(driver):
     assert _shared_files() == driver.told["shared before"]
     listening = [c.laddr.ip for pid in driver.marked() for c in psutil.Process(pid).net_connections("inet") if c.status == "LISTEN"]
     assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
-    code = f"import ray; ray.init(address={driver.told['address']!r})"
-    other = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_TMPDIR": str(driver.temp)}
-    refused = subprocess.run([sys.executable, "-c", code], env=os.environ | other, capture_output=True, text=True, timeout=120)
-    assert refused.returncode and "uthenticat" in refused.stderr, refused.stderr[-500:]
+    ask = f"from ray._raylet import GcsClient; print(GcsClient(address={driver.told['address']!r}).internal_kv_keys(b'', None, timeout=5))"
+    own = (driver.temp / "ray.token").read_text()
+    for token, status in ((own, 0), ("0" * 64, 1)):
+        env = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_TMPDIR": str(driver.temp)}
+        asked = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, timeout=120)
+        assert asked.returncode == status, asked.stderr[-500:]
+    assert "uthenticat" in asked.stderr, asked.stderr[-500:]
+    assert (driver.temp / "ray.token").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_second_job_beside_it_stops_alone(driver):
@@ -152,8 +156,8 @@ deadline = 60
 if fault == "late":
     deadline = 0.05
 if fault == "dead":
-    sound = cluster._without_agents
-    cluster._without_agents = lambda command: [
+    sound = cluster._adapt
+    cluster._adapt = lambda command: [
         "--static_resource_list=CPU" if part.startswith("--static_resource_list") else part for part in sound(command)]
 if fault == "refused":
     made.object_store_bytes = 1
@@ -191,11 +195,15 @@ def test_on_somebody_elses_cluster_only_our_roles_come_and_go():
     temp = Path(tempfile.mkdtemp(prefix="rrl-", dir="/tmp"))
     env = {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": str(temp), "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     ray = Path(sys.executable).with_name("ray")
-    head = subprocess.run(
-        [str(ray), "start", "--head", "--port=0", "--num-cpus=1", "--include-dashboard=false", "--dashboard-agent-listen-port=0",
-         "--node-ip-address=127.0.0.1", "--object-store-memory=80000000", "--disable-usage-stats", "--labels=robustrl=management-trainer",
-         '--resources={"robustrl:rollout": 1}'],
-        env=os.environ | env | {MARK: theirs, "SPT_NOENV": "1"}, capture_output=True, text=True, timeout=120)
+    command = [
+        str(ray), "start", "--head", "--port=0", "--num-cpus=1", "--include-dashboard=false", "--dashboard-agent-listen-port=0",
+        "--node-ip-address=127.0.0.1", "--object-store-memory=80000000", "--disable-usage-stats", "--labels=robustrl=management-trainer",
+        '--resources={"robustrl:rollout": 1}']
+    for _ in range(3):  # a plain raylet aborts if its agents take more than 15 s to start, as they do on a busy machine
+        head = subprocess.run(command, env=os.environ | env | {MARK: theirs, "SPT_NOENV": "1"}, capture_output=True, text=True, timeout=120)
+        if head.returncode == 0:
+            break
+        kill_marked(theirs, 20)
     try:
         assert head.returncode == 0, head.stderr
         address = (temp / "ray/ray_current_cluster").read_text()
