@@ -90,6 +90,16 @@ class RoleSample(_Event, tag="role_sample"):
     """Seconds since the role's main loop last came round."""
     cpu: float
     """CPU seconds used so far."""
+    phase_age: float = 0.0
+    """Seconds since the phase was entered; prefill and decode count as one phase."""
+    active_age: float = 0.0
+    """Seconds since the process last used more of a core than the activity floor."""
+    progress_age: float = 0.0
+    """Seconds in which there was work and the progress counter stood still."""
+    lag: float = 0.0
+    """Largest loop_age seen since the sample logged before."""
+    process: str = ""
+    """State letter of the process in /proc, e.g. R, S, T."""
 
 
 class ProcessExited(_Event, tag="process_exited"):
@@ -262,6 +272,72 @@ class WarningRaised(_Event, tag="warning_raised"):
     text: str
 
 
+class PeerGone(_Event, tag="peer_gone"):
+    """A UCX connection broke: the other side's process, or the way to it, is gone."""
+
+    role: str
+    incarnation: int
+    peer: str
+    peer_incarnation: int
+    error: str
+
+
+class HeartbeatSent(_Event, tag="heartbeat_sent"):
+    """Emitted by the supervisor after the call to the suspect was handed over."""
+
+    role: str
+    incarnation: int
+    number: int
+
+
+class HeartbeatAnswered(_Event, tag="heartbeat_answered"):
+    """Emitted by the role's own work loop (a rollout: its engine loop), as it comes round."""
+
+    role: str
+    incarnation: int
+    number: int
+
+
+class Tick(_Event, tag="tick"):
+    """The supervisor: a deadline of the detector has come and nothing else was logged since. Its time is what the deadline is held against."""
+
+
+class ClockGap(_Event, tag="clock_gap"):
+    """The emitter (host or supervisor) itself did not run for this long, just before. Emitted ahead of anything else it says."""
+
+    seconds: float
+
+
+class ThresholdsChanged(_Event, tag="thresholds_changed"):
+    """In force from this entry on. The first one of a log says what the run began with."""
+
+    thresholds: dict[str, Any]
+    """All of them, by section and name; see core/thresholds.py."""
+    changes: dict[str, list[Any]]
+    """Path -> [old, new]; empty for the first."""
+
+
+class Verdict(_Event, tag="verdict"):
+    """What the detector says of one life of a role."""
+
+    role: str
+    incarnation: int
+    kind: str
+    """suspect, failed, cleared, waiting_on_peer, reported."""
+    rule: str
+    evidence: dict[str, Any]
+    threshold: float
+    """The limit that was passed: seconds, or the rule's own unit; 0 for a rule without one."""
+    due: float
+    """Host time from which on this could be said."""
+    seen: float
+    """Host time of the entry that showed it."""
+    onset: float
+    """Host time of the last sign to the contrary: what is wrong began no earlier."""
+    blind_spot: str
+    """What this rule cannot see or may take for a fault."""
+
+
 class EndDecided(_Event, tag="end_decided"):
     """The supervisor's verdict that the job is over."""
 
@@ -312,6 +388,13 @@ Event = Union[
     EndDecided,
     LogRepaired,
     RunEnded,
+    PeerGone,
+    HeartbeatSent,
+    HeartbeatAnswered,
+    Tick,
+    ClockGap,
+    ThresholdsChanged,
+    Verdict,
 ]
 
 

@@ -1,0 +1,93 @@
+"""What a node agent logs of one role: the change of what matters, and a sign of life once a second. Pure; the agent passes time and readings in.
+
+All ages are differences on the agent's own clock, so a clock that is wrong by seconds changes nothing. *Marks* are the limits that the
+detector holds against the ages of this role: the first look that finds an age past a mark is logged, so a limit is acted on at most
+one look after it was passed; without marks, at the next keep-alive. Correctness never depends on them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from . import events as ev
+from .roles import QUIET, Phase
+from .thresholds import KEEP_ALIVE
+
+_WINDOW = 1.0
+"""Seconds: a burst is activity only if it amounts to the floor over this time; the odd housekeeping of an idle process does not."""
+_WENT_QUIET = 0.5
+"""A mark that is always there: it tells how far a rank had come when it stopped working."""
+_GENERATING = (Phase.PREFILL, Phase.DECODE)
+
+
+class ActivityMeter:
+    """Says when a process was last active, from readings of its CPU time (or of an accelerator's busy time), in seconds."""
+
+    def __init__(self, floor: float) -> None:
+        self.floor = floor
+        self._readings: deque[tuple[float, float]] = deque()
+        self._was_active = True
+        self.last = 0.0
+
+    def read(self, now: float, used: float) -> None:
+        if not self._readings:
+            self._readings.append((now, used))
+            self.last = now
+            return
+        before, used_before = self._readings[-1]
+        step, spent = now - before, max(0.0, used - used_before)
+        self._readings.append((now, used))
+        while len(self._readings) > 2 and self._readings[1][0] <= now - _WINDOW:
+            self._readings.popleft()
+        start, used_start = self._readings[0]
+        active = spent >= self.floor * step and used - used_start >= self.floor * min(_WINDOW, max(now - start, step))
+        if active:
+            self.last = now
+        elif self._was_active:
+            self.last = before + min(spent, step)  # it may have worked at the beginning of this stretch
+        self._was_active = active
+
+
+class Sampler:
+    """One life of a role. `look` at it every 0.1 s."""
+
+    def __init__(self, role: str, incarnation: int, floor: float = 0.05, marks: Iterable[float] = ()) -> None:
+        self.role, self.incarnation = role, incarnation
+        self._meter = ActivityMeter(floor)
+        self._marks: tuple[float, ...] = ()
+        self._key: tuple[object, ...] = ()
+        self._phase: object = None
+        self._phase_since = self._progress_since = self._logged = 0.0
+        self._progress = -1
+        self._lag = 0.0
+        self.configure(floor, marks)
+
+    def configure(self, floor: float, marks: Iterable[float]) -> None:
+        """From the next look on."""
+        self._meter.floor = floor
+        self._marks = tuple(sorted({*marks, _WENT_QUIET}))
+
+    def look(self, now: float, *, phase: Phase, progress: int, pending: int, step: int, version: int, loop_age: float, cpu: float,
+             process: Callable[[], str]) -> ev.RoleSample | None:  # fmt: skip
+        """A sample to log, or None. ``now``: the agent's monotonic seconds; ``process`` reads the state letter, when it is needed."""
+        self._meter.read(now, cpu)
+        generating = phase in _GENERATING
+        spell = "generate" if generating else phase
+        if spell != self._phase:
+            self._phase, self._phase_since, self._progress_since = spell, now, now
+        if progress != self._progress or phase in QUIET or (generating and not pending):
+            self._progress, self._progress_since = progress, now
+        self._lag = max(self._lag, loop_age)
+        ages = [round(age, 4) for age in (now - self._phase_since, now - self._meter.last, now - self._progress_since, loop_age)]
+        counted = ages[3:] if phase in QUIET else ages
+        passed = tuple(sum(mark <= age for mark in self._marks) for age in counted)
+        key = (spell, step, version, passed)
+        if key == self._key and now - self._logged < KEEP_ALIVE:
+            return None
+        self._key, self._logged = key, now
+        lag, self._lag = self._lag, 0.0
+        return ev.RoleSample(
+            role=self.role, incarnation=self.incarnation, phase=phase.value, progress=progress, pending=pending, step=step, version=version,
+            loop_age=ages[3], cpu=cpu, phase_age=ages[0], active_age=ages[1], progress_age=ages[2], lag=round(lag, 4), process=process(),
+        )  # fmt: skip

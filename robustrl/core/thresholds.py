@@ -1,0 +1,324 @@
+"""The detector's settings: validated, immutable, by section. Durations are seconds.
+
+A limit may be *relative*: a multiple of the median of a role's own history, once that is long enough. `Thresholds.paper()` holds what
+RobustRL's paper publishes (300 s and 60 s), and our choices where it publishes nothing; `lab()` is the same in seconds; `relative()` adapts.
+`replace` and `parse` raise ConfigError that names the field, the value and what is allowed; so do settings that contradict each other.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Self
+
+import msgspec
+
+from ..errors import ConfigError
+from .roles import Phase, RoleKind
+
+SAMPLING = 0.1
+"""Seconds between two looks of a node agent."""
+KEEP_ALIVE = 1.0
+"""Longest time without a logged sample of a role that is watched."""
+LEAST = 3 * SAMPLING
+"""No limit is shorter: a single late look must not pass it."""
+_UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0, "h": 3600.0}
+_TEXT = re.compile(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*(ms|s|min|h|x|)", re.IGNORECASE)
+
+
+class Relative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``times`` x the median of the role's own history, never less than ``floor``; ``floor`` alone until ``least`` observations are there."""
+
+    times: float
+    floor: float
+    least: int = 5
+
+    def seconds(self, history: list[float]) -> float:
+        """``history``: durations, sorted."""
+        if len(history) < self.least:
+            return self.floor
+        return max(self.floor, self.times * history[len(history) // 2])
+
+    def __str__(self) -> str:
+        return f"{self.times:g}x (at least {self.floor:g} s)"
+
+
+Limit = float | Relative
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class JobLimits(_Section, frozen=True, kw_only=True):
+    stall: Limit
+    """Work remains and no optimizer step is committed. History: times between commits."""
+    start: float
+    """From a process's start until its role is ready."""
+    hysteresis: float
+    """How long a sign must be gone before it is cleared."""
+    process_group: float
+    """Time-out of the trainer ranks' process group."""
+
+
+class TrainerLimits(_Section, frozen=True, kw_only=True):
+    no_compute: Limit
+    """Activity below the floor in the train phase. History: durations of the train phase."""
+    no_marks: Limit
+    """Active in the train phase, but no micro-batch ends. History: durations of the train phase."""
+    silent: float
+    """The control loop does not come round, in any phase."""
+    grace: float
+    """Stands for no_compute and no_marks until the first micro-batch of a life."""
+    activity_floor: float
+    """Fraction of a core (or of an accelerator) that counts as activity."""
+    advantage: Limit
+    """Reported when the phase lasts longer; so are the next three."""
+    optimizer: Limit
+    snapshot: Limit
+    publish: Limit
+    straggler: float
+    """How many times slower than its peers' median a role is reported."""
+
+
+class RolloutLimits(_Section, frozen=True, kw_only=True):
+    no_tokens: float
+    """Runnable work and no token: suspect, and a heartbeat is sent."""
+    wedged: float
+    """The engine loop does not come round, in any phase: suspect, and a heartbeat is sent."""
+    heartbeat: float
+    """The engine loop's time to answer one."""
+    strikes: int
+    """Heartbeats in a row that must go unanswered."""
+    answers: int
+    """Heartbeats that may be answered in a row without a token made."""
+    grace: float
+    """Stands for no_tokens and wedged until the first token of a life."""
+    pull: Limit
+    """Reported when a pull takes longer. History: this rollout's pulls."""
+    straggler: float
+
+
+class LoopLimits(_Section, frozen=True, kw_only=True):
+    silent: float
+    """The event loop does not come round."""
+    lag: float
+    """Reported when the loop was that late."""
+
+
+class NodeLimits(_Section, frozen=True, kw_only=True):
+    silent: float
+    """No word from a node agent."""
+
+
+HISTORY = {
+    "job.stall": "step", "trainer.no_compute": Phase.TRAIN, "trainer.no_marks": Phase.TRAIN, "trainer.advantage": Phase.ADVANTAGE,
+    "trainer.optimizer": Phase.OPTIMIZER, "trainer.snapshot": Phase.SNAPSHOT, "trainer.publish": Phase.PUBLISH, "rollout.pull": Phase.PULL,
+}  # fmt: skip
+"""Path of each setting that may be relative -> the durations it is a multiple of."""
+OVERDUE = (Phase.ADVANTAGE, Phase.OPTIMIZER, Phase.SNAPSHOT, Phase.PUBLISH)
+"""Trainer phases that have a limit of their own name."""
+
+
+class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    job: JobLimits
+    trainer: TrainerLimits
+    rollout: RolloutLimits
+    management: LoopLimits
+    keeper: LoopLimits
+    node: NodeLimits
+
+    def __post_init__(self) -> None:
+        for path, value in self.items():
+            _check_value(path, value)
+        for path, holds, why in _CONTRADICTIONS:
+            if not holds(self):
+                raise ConfigError(path, self.get(path), why(self))
+
+    @classmethod
+    def paper(cls) -> Self:
+        return cls(
+            job=JobLimits(stall=1800.0, start=1800.0, hysteresis=10.0, process_group=1800.0),
+            trainer=TrainerLimits(no_compute=300.0, no_marks=600.0, silent=300.0, grace=900.0, activity_floor=0.05, advantage=600.0,
+                                  optimizer=600.0, snapshot=600.0, publish=600.0, straggler=3.0),
+            rollout=RolloutLimits(no_tokens=60.0, wedged=60.0, heartbeat=30.0, strikes=1, answers=20, grace=600.0, pull=300.0,
+                                  straggler=3.0),
+            management=LoopLimits(silent=60.0, lag=5.0),
+            keeper=LoopLimits(silent=60.0, lag=10.0),
+            node=NodeLimits(silent=30.0),
+        )  # fmt: skip
+
+    @classmethod
+    def lab(cls) -> Self:
+        return cls(
+            job=JobLimits(stall=90.0, start=240.0, hysteresis=0.5, process_group=60.0),
+            trainer=TrainerLimits(no_compute=3.0, no_marks=10.0, silent=5.0, grace=30.0, activity_floor=0.05, advantage=10.0,
+                                  optimizer=10.0, snapshot=10.0, publish=10.0, straggler=3.0),
+            rollout=RolloutLimits(no_tokens=3.0, wedged=3.0, heartbeat=2.0, strikes=1, answers=10, grace=30.0, pull=10.0, straggler=3.0),
+            management=LoopLimits(silent=5.0, lag=1.0),
+            keeper=LoopLimits(silent=5.0, lag=2.0),
+            node=NodeLimits(silent=5.0),
+        )  # fmt: skip
+
+    @classmethod
+    def relative(cls, times: float = 4.0) -> Self:
+        """As `lab`, with multiples of a role's own history wherever there is one; the lab's seconds are their floors."""
+        made = cls.lab()
+        values = {path: Relative(times, made.get(path)) for path in HISTORY}
+        return made._with({**values, "trainer.no_marks": Relative(2 * times, made.get("trainer.no_marks"))})
+
+    def get(self, path: str) -> Any:
+        """The value at ``section.name``. Raises ConfigError for an unknown path."""
+        section, name = _known(path)
+        return getattr(getattr(self, section), name)
+
+    def items(self) -> list[tuple[str, Any]]:
+        return [(path, self.get(path)) for path in PATHS]
+
+    def replace(self, path: str, value: Any) -> Self:
+        """With the setting at ``path`` (e.g. ``rollout.no_tokens``) replaced; ``value``: as `parse` takes it."""
+        return self._with({path: self.parse(path, value)})
+
+    def parse(self, path: str, value: Any) -> Any:
+        """``value`` as the setting at ``path`` takes it: seconds, "3s", "250ms", "2min", "1h", or "4x": relative, its floor the present one."""
+        _known(path)
+        if not isinstance(value, str):
+            if isinstance(value, int) and not isinstance(value, bool) and path not in _COUNTS:
+                value = float(value)
+            _check_value(path, value)
+            return value
+        match = _TEXT.fullmatch(value.strip())
+        if not match:
+            raise ConfigError(path, value, _allowed(path))
+        number, unit = float(match[1]), match[2].lower()
+        present = self.get(path)
+        if unit == "x":
+            floor = present.floor if isinstance(present, Relative) else present
+            made: Any = Relative(number, floor) if path in HISTORY else math.nan
+            if path in _FACTORS:
+                made = number
+        elif path in _COUNTS:
+            made = int(number) if unit == "" and number.is_integer() else math.nan
+        elif path in _FACTORS or path in _FRACTIONS:
+            made = number if unit == "" else math.nan
+        else:
+            made = number * _UNITS[unit]
+        if made is math.nan:
+            raise ConfigError(path, value, _allowed(path))
+        _check_value(path, made)
+        return made
+
+    def changes(self, other: Thresholds) -> dict[str, list[Any]]:
+        """Path -> [value here, value there], plain, where they differ: the ``changes`` of a ThresholdsChanged."""
+        return {path: msgspec.to_builtins([a, b]) for (path, a), (_, b) in zip(self.items(), other.items(), strict=True) if a != b}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain: the ``thresholds`` of a ThresholdsChanged."""
+        return msgspec.to_builtins(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`. Raises ConfigError for unknown names, wrong types and contradictions."""
+        try:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, ConfigError):
+                raise error.__cause__ from None
+            raise ConfigError("thresholds", values, f"must hold every section and setting, and no other: {error}") from None
+
+    def _with(self, values: Mapping[str, Any]) -> Self:
+        sections: dict[str, dict[str, Any]] = {}
+        for path, value in values.items():
+            section, name = _known(path)
+            sections.setdefault(section, {})[name] = value
+        made = {name: msgspec.structs.replace(getattr(self, name), **changes) for name, changes in sections.items()}
+        return msgspec.structs.replace(self, **made)
+
+
+PATHS = tuple(
+    f"{section.name}.{name}" for section in msgspec.structs.fields(Thresholds) for name in section.type.__struct_fields__
+)
+SECTION = {RoleKind.TRAINER: "trainer", RoleKind.ROLLOUT: "rollout", RoleKind.STATE_KEEPER: "keeper", RoleKind.NODE_AGENT: "node"}
+"""Section of a role kind; all others: management."""
+_COUNTS = {"rollout.strikes", "rollout.answers"}
+_FACTORS = {"trainer.straggler", "rollout.straggler"}
+_FRACTIONS = {"trainer.activity_floor"}
+_MAY_BE_ZERO = {"job.hysteresis"}
+
+
+def _known(path: str) -> tuple[str, str]:
+    if path not in PATHS:
+        close = difflib.get_close_matches(path, PATHS, 1)
+        hint = f"did you mean {close[0]}?" if close else f"the settings are {', '.join(PATHS)}"
+        raise ConfigError("threshold", path, f"there is no such setting; {hint}")
+    section, _, name = path.partition(".")
+    return section, name
+
+
+def _allowed(path: str) -> str:
+    if path in _COUNTS:
+        return "must be a whole number from 1 on"
+    if path in _FACTORS:
+        return "must be a factor above 1, e.g. 3 or \"3x\""
+    if path in _FRACTIONS:
+        return "must be a fraction of a core, above 0 and at most 1"
+    least = 0.0 if path in _MAY_BE_ZERO else LEAST
+    relative = ', or a multiple of its own history such as "4x"' if path in HISTORY else ""
+    return f'must be a finite time of at least {least:g} s, e.g. 3, "3s", "250ms" or "2min"{relative}'
+
+
+def _check_value(path: str, value: Any) -> None:
+    if path in _COUNTS:
+        good = type(value) is int and value >= 1
+    elif not isinstance(value, Relative):
+        good = type(value) is float and math.isfinite(value)
+        if good and path in _FACTORS:
+            good = value > 1
+        elif good and path in _FRACTIONS:
+            good = 0 < value <= 1
+        elif good:
+            good = value >= (0.0 if path in _MAY_BE_ZERO else LEAST)
+    else:
+        good = path in HISTORY and 1 <= value.times < math.inf and LEAST <= value.floor < math.inf and value.least >= 1
+        if path in HISTORY and not good:
+            raise ConfigError(path, str(value), f"a multiple must be at least 1x, its floor at least {LEAST:g} s, with one observation or more")
+    if not good:
+        raise ConfigError(path, str(value) if isinstance(value, Relative) else value, _allowed(path))
+
+
+def _floor(limit: Limit) -> float:
+    return limit.floor if isinstance(limit, Relative) else limit
+
+
+def _not_below(path: str, other: str, why: str) -> tuple[str, Any, Any]:
+    return (path, lambda t: _floor(t.get(path)) >= _floor(t.get(other)),
+            lambda t: f"must not be shorter than {other} ({t.get(other)}): {why}")  # fmt: skip
+
+
+_CONTRADICTIONS: list[tuple[str, Any, Any]] = [
+    ("rollout.heartbeat", lambda t: t.rollout.heartbeat <= t.rollout.no_tokens,
+     lambda t: f"must not be longer than rollout.no_tokens ({t.rollout.no_tokens:g} s): the next suspicion would fall into the wait"),
+    ("job.hysteresis", lambda t: t.job.hysteresis < min(t.rollout.no_tokens, _floor(t.trainer.no_compute)),
+     lambda t: "must be shorter than rollout.no_tokens and trainer.no_compute: a second fault would fall into the first one's end"),
+    ("job.process_group", lambda t: t.job.process_group > _floor(t.trainer.no_compute),
+     lambda t: f"must be longer than trainer.no_compute ({t.trainer.no_compute}): else the ranks that wait break first, "
+               "and the one they wait for is never named"),
+    _not_below("trainer.no_marks", "trainer.no_compute", "a rank at work would be given less time than an idle one"),
+    _not_below("trainer.silent", "trainer.no_compute", "a rank stopped in the train phase is that rule's to judge"),
+    _not_below("trainer.grace", "trainer.no_compute", "grace stands for it at the start"),
+    _not_below("trainer.grace", "trainer.no_marks", "grace stands for it at the start"),
+    _not_below("rollout.grace", "rollout.no_tokens", "grace stands for it at the start"),
+    _not_below("rollout.grace", "rollout.wedged", "grace stands for it at the start"),
+    _not_below("job.stall", "trainer.no_marks", "the rule that knows the role must speak first"),
+    _not_below("job.stall", "trainer.silent", "the rule that knows the role must speak first"),
+    ("job.stall", lambda t: _floor(t.job.stall) >= t.rollout.no_tokens + t.rollout.heartbeat * t.rollout.strikes,
+     lambda t: "must not be shorter than rollout.no_tokens and the heartbeats after it: the rule that knows the role must speak first"),
+    ("management.lag", lambda t: t.management.lag < t.management.silent,
+     lambda t: f"must be shorter than management.silent ({t.management.silent:g} s)"),
+    ("keeper.lag", lambda t: t.keeper.lag < t.keeper.silent, lambda t: f"must be shorter than keeper.silent ({t.keeper.silent:g} s)"),
+    ("node.silent", lambda t: t.node.silent >= 2 * KEEP_ALIVE,
+     lambda t: f"must be at least {2 * KEEP_ALIVE:g} s: a healthy agent may say nothing for {KEEP_ALIVE:g} s"),
+]  # fmt: skip
+"""(path to blame, condition, reason)."""
