@@ -37,7 +37,7 @@ def role_rows(state: RunState) -> list[tuple[RoleView, dict[str, str]]]:
     rates = state.tokens_per_second()
     order = {node: place for place, node in enumerate(state.nodes)}
     views = sorted(state.roles.values(), key=lambda view: order.get(view.node, len(order)))
-    return [(view, {"node": view.node, "role": view.role, "state": str(view.state), "phase": view.phase or "-",
+    return [(view, {"node": view.node, "role": view.role, "state": str(view.state), "phase": _phase(view),
                     "version": _version(state, view), "progress": _progress(view, rates.get(view.role)), "pid": str(view.pid)})
             for view in views]
 
@@ -145,7 +145,7 @@ def plain_line(state: RunState, status: str) -> str:
     """Time, headline, then trainer and rollouts one by one and the others by state."""
     shown = [view for view in state.roles.values() if view.kind in (RoleKind.TRAINER, RoleKind.ROLLOUT)]
     others = [str(view.state) for view in state.roles.values() if view.kind not in (RoleKind.TRAINER, RoleKind.ROLLOUT)]
-    parts = [f"{view.role} {view.state}/{view.phase or '-'} version {_version(state, view)}" for view in shown]
+    parts = [f"{view.role} {view.state}/{_phase(view)} version {_version(state, view)}" for view in shown]
     parts += [f"{others.count(word)} others {word}" for word in dict.fromkeys(others)]
     seconds = state.t - state.t0 if state.over or not state.wall else time.time() - state.wall
     return f"{seconds:7.1f} s  {headline(state, status)}" + "".join(f"; {part}" for part in parts)
@@ -175,7 +175,14 @@ def _version(state: RunState, view: RoleView) -> str:
     return str(version) if version >= 0 else "-"
 
 
+def _phase(view: RoleView) -> str:
+    """The phase in which a role failed is of interest, that in which it was stopped is not."""
+    return "-" if view.state is RoleState.STOPPED else view.phase or "-"
+
+
 def _progress(view: RoleView, rate: float | None) -> str:
+    if view.state is RoleState.STOPPED and view.kind in (RoleKind.TRAINER, RoleKind.ROLLOUT):
+        return f"step {view.step}" if view.kind is RoleKind.TRAINER else f"{view.progress} tokens"
     if view.kind is RoleKind.TRAINER:
         return f"step {view.step}, {view.pending} micro-batches left"
     if view.kind is RoleKind.ROLLOUT:

@@ -45,7 +45,7 @@ class Job:
         self.aio = AsyncJob(self)
         """The same verbs for an asyncio program: ``await job.aio.wait(step=10)``."""
         self._entry, self._process = entry, process
-        self._state, self._entries = RunState(), Events()
+        self._state, self._entries = RunState(name=self.name, steps=self.config.steps), Events()
         self._changed = threading.Condition()
         self._client: wire.HostClient | None = None
         self._lost: RobustRLError | None = None

@@ -11,6 +11,7 @@ from made_log import Writer, made_log
 
 from robustrl import display
 from robustrl.core import events as ev
+from robustrl.core.roles import RoleState
 from robustrl.core.run_state import RunState
 
 
@@ -78,6 +79,22 @@ def test_html_shows_every_role_with_its_words():
         row = next(part for part in text.split("<tr") if f">{role}<" in part)
         assert f"{view.state}</td>" in row and f">{view.pid}<" in row
     assert "optimizer step 3 of 3" in text and "held-out prompts" in text and "12 consumed" in text
+
+
+def test_a_stopped_role_shows_no_phase_and_no_open_work():
+    state = RunState.of(made_log(drop=False))
+    rows = {view.role: cells for view, cells in display.role_rows(state)}
+    assert {cells["state"] for cells in rows.values()} == {"stopped"}
+    assert {cells["phase"] for cells in rows.values()} == {"-"}
+    assert rows["rollout-0"]["progress"] == f"{state.roles['rollout-0'].progress} tokens"
+    assert rows["trainer-0"]["progress"] == f"step {state.roles['trainer-0'].step}"
+
+
+def test_a_failed_role_shows_the_phase_it_failed_in():
+    state = _running()
+    view = state.roles["rollout-0"]
+    view.state, view.phase = RoleState.FAILED, "decode"
+    assert dict((view.role, cells) for view, cells in display.role_rows(state))["rollout-0"]["phase"] == "decode"
 
 
 def test_html_before_anything_has_happened():

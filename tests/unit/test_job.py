@@ -114,6 +114,12 @@ def test_a_failed_job_raises_with_the_reason_from_every_wait(start):
     assert "Segmentation fault" in job._repr_mimebundle_()["text/html"]
 
 
+def test_the_display_has_name_and_steps_before_the_host_has_said_anything(start, monkeypatch):
+    monkeypatch.setattr(robustrl.Job, "_follow", lambda self: None)
+    text = start(name="early")._repr_mimebundle_()["text/html"]
+    assert "<b>early</b>" in text and "optimizer step 0 of 3" in text
+
+
 def test_a_job_that_ends_before_the_awaited_step_does_not_leave_its_waiter(start):
     job = start()
     tell(job, "advance", step=1)
