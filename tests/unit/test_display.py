@@ -94,7 +94,7 @@ def test_a_failed_role_shows_the_phase_it_failed_in():
     state = _running()
     view = state.roles["rollout-0"]
     view.state, view.phase = RoleState.FAILED, "decode"
-    assert dict((view.role, cells) for view, cells in display.role_rows(state))["rollout-0"]["phase"] == "decode"
+    assert {view.role: cells for view, cells in display.role_rows(state)}["rollout-0"]["phase"] == "decode"
 
 
 def test_html_before_anything_has_happened():
