@@ -11,7 +11,7 @@ STAMP := .venv/.installed
 PYTEST := $(BIN)/python -m pytest --durations=15
 timed = @start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
-.PHONY: help setup demo test lint unit live browser chromium lab bench clean
+.PHONY: help setup demo test lint unit live browser soak chromium lab bench clean
 
 help:
 	@echo "make demo     a whole RL job on this machine, ending with one JSON line"
@@ -19,6 +19,7 @@ help:
 	@echo "make lab      JupyterLab with the lessons"
 	@echo "make bench    the benchmarks; one of them: make bench NAME=learn"
 	@echo "make lint     ruff and mypy alone;  make unit, make live, make browser: one part of the tests"
+	@echo "make soak     the repeats and rarer cases that make test leaves out"
 	@echo "make clean    remove .venv, caches and build outputs (not runs/)"
 
 setup: $(STAMP)
@@ -57,6 +58,9 @@ browser: $(STAMP) chromium
 	$(call timed,browser tests,if ! ls tests/browser/test_*.py >/dev/null 2>&1; then echo "no browser tests yet"; \
 	elif ! command -v chromium >/dev/null; then echo "SKIPPED: no chromium on this machine (Debian: apt-get install chromium)"; \
 	else $(PYTEST) tests/browser; fi)
+
+soak: $(STAMP)
+	$(call timed,soak,$(PYTEST) -m soak tests/live)
 
 chromium:
 	@if ls tests/browser/test_*.py >/dev/null 2>&1 && ! command -v chromium >/dev/null; then \

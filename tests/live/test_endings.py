@@ -21,23 +21,15 @@ from robustrl.runtime import registry
 from robustrl.runtime.event_log import read_log
 from tests.live.conftest import assert_clean, wait_for
 
+pytestmark = pytest.mark.timeout(400)
 Launch = Callable[..., Job]
-_LONG = {"steps": 100_000, "evaluation_prompts": 0}
+_LONG = {"steps": 100_000, "evaluation_prompts": 0, "rollouts": 1, "agent_workers": 1}
 
 
 def closing(run_dir: Path) -> ev.RunEnded:
     last = read_log(run_dir / "events.jsonl")[-1].event
     assert isinstance(last, ev.RunEnded)
     return last
-
-
-def test_stop_ends_a_running_job_and_its_log_balances(launch: Launch) -> None:
-    job = launch(**_LONG)
-    job.wait(step=1, timeout=120)
-    job.stop()
-    assert_clean(job.run)
-    assert job.status == "stopped"
-    assert audit(read_log(job.run_dir / "events.jsonl")) == []
 
 
 def test_stop_while_starting(launch: Launch) -> None:
@@ -48,7 +40,18 @@ def test_stop_while_starting(launch: Launch) -> None:
     assert job.status == "stopped"
 
 
-@pytest.mark.parametrize("role", ["rollout-1", "trainer-0", "request_manager", "state_keeper-0", "supervisor", "node_agent-0"])
+@pytest.mark.parametrize(
+    "role",
+    [
+        "rollout-0",
+        "trainer-0",
+        "supervisor",
+        *(
+            pytest.param(role, marks=pytest.mark.soak)
+            for role in ("state_keeper-0", "node_agent-0", "task_runner", "rollout_manager", "request_manager", "agent_worker-0")
+        ),
+    ],
+)
 def test_a_killed_role_ends_the_job_with_its_name(launch: Launch, role: str) -> None:
     job = launch(**_LONG)
     job.wait(step=1, timeout=120)
@@ -60,42 +63,45 @@ def test_a_killed_role_ends_the_job_with_its_name(launch: Launch, role: str) -> 
     assert audit(read_log(job.run_dir / "events.jsonl")) == []
 
 
-def test_sigkill_of_the_host_leaves_nothing(launch: Launch) -> None:
-    job = launch(**_LONG)
-    job.wait(step=1, timeout=120)
-    host = registry.find(job.name)
-    assert host is not None
-    os.kill(host.host_pid, signal.SIGKILL)
-    assert_clean(job.run)
-    with pytest.raises(JobFailed, match="host"):
-        job.wait(timeout=30)
-
-
 _KERNEL = """
 import robustrl, time
-job = robustrl.launch(name="orphan", profile="class", steps=100000, evaluation_prompts=0, run_dir={folder!r}, keep_alive={keep_alive})
+job = robustrl.launch(name="orphan", profile="class", steps=100000, evaluation_prompts=0, rollouts=1, agent_workers=1,
+                      run_dir={folder!r}, keep_alive={keep_alive})
 job.wait(step=1, timeout=120)
 print(job.run, job.run_dir, flush=True)
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("keep_alive", [False, True])
-def test_sigkill_of_the_kernel_ends_the_job_unless_it_is_kept_alive(tmp_path: Path, keep_alive: bool) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _KERNEL.format(folder=str(tmp_path), keep_alive=keep_alive)], stdout=subprocess.PIPE, text=True
-    ) as kernel:
+def _killed_kernel(folder: Path, *, keep_alive: bool) -> tuple[str, Path]:
+    """Run and run directory of a job whose kernel was killed at its first optimizer step."""
+    code = _KERNEL.format(folder=str(folder), keep_alive=keep_alive)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as kernel:
         assert kernel.stdout is not None
         run, run_dir = kernel.stdout.readline().split()
         kernel.kill()
-    if keep_alive:
-        time.sleep(3.0)
-        job = robustrl.attach("orphan")
-        step = job.wait(step=job.step + 1, timeout=60).step
-        assert step > 1
-        job.stop()
+    return run, Path(run_dir)
+
+
+def test_sigkill_of_the_kernel_ends_the_job(tmp_path: Path) -> None:
+    run, run_dir = _killed_kernel(tmp_path, keep_alive=False)
     assert_clean(run)
-    assert closing(Path(run_dir)).status == "stopped"
+    assert closing(run_dir).status == "stopped" and "owner" in closing(run_dir).reason
+    assert audit(read_log(run_dir / "events.jsonl")) == []
+
+
+def test_a_job_kept_alive_outlives_its_kernel_and_sigkill_of_its_host_leaves_nothing(tmp_path: Path) -> None:
+    run, _ = _killed_kernel(tmp_path, keep_alive=True)
+    time.sleep(3.0)  # several times the host's look at its owner
+    job = robustrl.attach("orphan")
+    assert job.run == run
+    job.wait(step=job.step + 2, timeout=60)
+    host = registry.find("orphan")
+    assert host is not None
+    os.kill(host.host_pid, signal.SIGKILL)
+    assert_clean(run)
+    with pytest.raises(JobFailed, match="host"):
+        job.wait(timeout=30)
 
 
 def test_ctrl_c_of_the_demo_stops_it(tmp_path: Path) -> None:
@@ -110,20 +116,18 @@ def test_ctrl_c_of_the_demo_stops_it(tmp_path: Path) -> None:
     assert demo.returncode == 130, output
 
 
-def test_two_jobs_do_not_disturb_each_other(launch: Launch) -> None:
-    first, second = launch(**_LONG), launch(**_LONG)
+def test_two_jobs_do_not_disturb_each_other_and_a_new_launch_replaces_one(launch: Launch) -> None:
+    first, second = launch(name="first", **_LONG), launch(name="second", **_LONG)
     first.wait(step=1, timeout=180)
     second.wait(step=1, timeout=180)
     first.stop()
     assert_clean(first.run)
+    assert first.status == "stopped"
+    assert audit(read_log(first.run_dir / "events.jsonl")) == []
+
     second.wait(step=second.step + 2, timeout=60)
     assert second.status == "running"
-
-
-def test_launching_again_replaces_the_job_of_this_process(launch: Launch) -> None:
-    first = launch(name="again", **_LONG)
-    first.wait(step=1, timeout=120)
-    second = launch(name="again", **_LONG)
-    second.wait(step=1, timeout=180)
-    assert first.status == "stopped" and second.run in first.reason
-    assert_clean(first.run)
+    third = launch(name="second", **_LONG)
+    third.wait(step=1, timeout=180)
+    assert second.status == "stopped" and third.run in second.reason
+    assert_clean(second.run)
