@@ -299,7 +299,7 @@ class HeartbeatAnswered(_Event, tag="heartbeat_answered"):
 
 
 class Tick(_Event, tag="tick"):
-    """The supervisor: a deadline of the detector has come and nothing else was logged since. Its time is what the deadline is held against."""
+    """Of the supervisor: a deadline of the detector has come, and only an entry of that time can show that nothing happened."""
 
 
 class ClockGap(_Event, tag="clock_gap"):

@@ -1,4 +1,4 @@
-"""What a node agent logs of one role: the change of what matters, and a sign of life once a second. Pure; the agent passes time and readings in.
+"""What a node agent logs of one role: the change of what matters, and a sign of life once a second. Pure: time and readings are passed in.
 
 All ages are differences on the agent's own clock, so a clock that is wrong by seconds changes nothing. *Marks* are the limits that the
 detector holds against the ages of this role: the first look that finds an age past a mark is logged, so a limit is acted on at most

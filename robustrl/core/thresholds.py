@@ -1,7 +1,7 @@
 """The detector's settings: validated, immutable, by section. Durations are seconds.
 
-A limit may be *relative*: a multiple of the median of a role's own history, once that is long enough. `Thresholds.paper()` holds what
-RobustRL's paper publishes (300 s and 60 s), and our choices where it publishes nothing; `lab()` is the same in seconds; `relative()` adapts.
+A limit may be *relative*: a multiple of the median of a role's own history, once that is long enough. `Thresholds.paper()` holds what the
+RobustRL paper publishes (300 s and 60 s), and our choices where it publishes nothing; `lab()` is the same in seconds; `relative()` adapts.
 `replace` and `parse` raise ConfigError that names the field, the value and what is allowed; so do settings that contradict each other.
 """
 
@@ -29,7 +29,7 @@ _TEXT = re.compile(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*(ms|s|min|h|x|)", re.IGNO
 
 
 class Relative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``times`` x the median of the role's own history, never less than ``floor``; ``floor`` alone until ``least`` observations are there."""
+    """``times`` x the median of the role's own history, at least ``floor``; ``floor`` alone until there are ``least`` observations."""
 
     times: float
     floor: float
@@ -182,7 +182,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return self._with({path: self.parse(path, value)})
 
     def parse(self, path: str, value: Any) -> Any:
-        """``value`` as the setting at ``path`` takes it: seconds, "3s", "250ms", "2min", "1h", or "4x": relative, its floor the present one."""
+        """``value`` as the setting at ``path`` takes it: seconds, "3s", "250ms", "2min", "1h", or "4x": relative, with today's as floor."""
         _known(path)
         if not isinstance(value, str):
             if isinstance(value, int) and not isinstance(value, bool) and path not in _COUNTS:
@@ -283,7 +283,7 @@ def _check_value(path: str, value: Any) -> None:
     else:
         good = path in HISTORY and 1 <= value.times < math.inf and LEAST <= value.floor < math.inf and value.least >= 1
         if path in HISTORY and not good:
-            raise ConfigError(path, str(value), f"a multiple must be at least 1x, its floor at least {LEAST:g} s, with one observation or more")
+            raise ConfigError(path, str(value), f"a multiple must be at least 1x, its floor {LEAST:g} s, its observations 1")
     if not good:
         raise ConfigError(path, str(value) if isinstance(value, Relative) else value, _allowed(path))
 

@@ -1,0 +1,392 @@
+"""The detector: the entries of a run's log in, verdicts out. Pure; a verdict is a function of the log up to the entry that shows it.
+
+How to drive it: `feed` every entry in the order of the log; after all entries of one instant, `advance` to it; `judge` does both. Time is
+the log's own time: a deadline that passes while nothing is logged needs a Tick of the supervisor, due at `next_deadline()`. It comes back
+through the log after all that was said before it, so a supervisor or host that did not run for a while (and says so by a ClockGap) condemns
+nobody for it. A live and a recorded log give the same verdicts, changes of thresholds included; entries of one instant may swap places.
+
+Leaves out: what is done about a verdict (core/recovery.py), and sending heartbeats: `heartbeats_due` says whom to ask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from . import events as ev
+from .roles import QUIET, Phase, RoleKind
+from .rules import CLEARED, FAILED, REPORTED, RULES, SUSPECT, Rule, Sign
+from .signals import GENERATING, SUPERVISOR, Beat, History, Life, Standing
+from .thresholds import HISTORY, OVERDUE, SECTION, Relative, Thresholds
+
+_RULES_OF = {kind: tuple(rule for rule in RULES if kind in rule.kinds) for kind in RoleKind}
+_ENDING = ("stopped", "retired", "restarting")
+
+
+class Detector:
+    """``thresholds`` hold until a ThresholdsChanged is fed."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self.thresholds = thresholds
+        self.now = 0.0
+        self.stalled: tuple[str, Sign] | None = None
+        self._lives: dict[str, Life] = {}
+        self._kinds: dict[RoleKind, list[Life]] = {}
+        self._histories: dict[str, dict[str, History]] = {}
+        self._steps_history = History()
+        self._touched: set[str] = set()
+        self._deadlines: dict[str, float] = {}
+        self._spoke: dict[tuple[str, int], float] = {}
+        self._steps = self._committed = -1
+        self._commit: float | None = None
+        self._step_since: float | None = None
+        """From when on a stall counts: the last commit, resumption or role that got ready."""
+        self._paused = self._over = False
+        self._unrecorded: list[ev.Verdict] = []
+
+    # -- facts in ---
+
+    def feed(self, entry: ev.Entry) -> None:
+        """Takes the next entry in; says nothing yet."""
+        if entry.t < self.now:
+            raise ValueError(f"entry {entry.seq} is of time {entry.t}; the detector has decided up to {self.now}")
+        event = entry.event
+        match event:  # in order of frequency
+            case ev.RoleSample():
+                if (life := self._lives.get(event.role)) and life.incarnation == event.incarnation:
+                    life.take_sample(entry, event)
+                    self._touch(life)
+                if (agent := self._lives.get(entry.source)) and agent.incarnation == entry.incarnation:
+                    agent.heard = entry.t
+                    self._touched.add(agent.role)
+            case ev.Tick():
+                self._spoken(entry)
+            case ev.HeartbeatSent():
+                if life := self._life(event.role, event.incarnation):
+                    if life.beat is not None and (life.beat.source, life.beat.source_incarnation) == (entry.source, entry.incarnation):
+                        life.misses += 1
+                    life.beats = event.number
+                    life.beat = Beat(entry.t, event.number, entry.source, entry.incarnation)
+                self._spoken(entry)
+            case ev.HeartbeatAnswered():
+                if life := self._life(event.role, event.incarnation):
+                    life.beat, life.misses, life.answered = None, 0, max(life.answered, entry.t)
+                    life.answers += 1
+            case ev.ProcessExited():
+                if life := self._life(event.role, event.incarnation):
+                    life.exit = min(life.exit or (entry.t, event), (entry.t, event), key=lambda found: (found[0], found[1].cause))
+            case ev.NodeLost():
+                for life in self._lives.values():
+                    if life.node == event.node:
+                        life.lost = life.lost or (entry.t, event)
+                        self._touch(life)
+            case ev.ErrorRaised():
+                if life := self._life(event.role, event.incarnation):
+                    if event.error == "TrainingError":
+                        life.bad_number = life.bad_number or (entry.t, event.text)
+                    else:
+                        life.error = life.error or (entry.t, event)
+            case ev.PeerGone():
+                if life := self._life(event.peer, event.peer_incarnation):
+                    life.gone_peer = min(life.gone_peer or (entry.t, event), (entry.t, event), key=lambda found: (found[0], found[1].role))
+            case ev.PullStarted():
+                if life := self._life(event.target):
+                    life.pull = (entry.t, event)
+            case ev.PullCommitted():
+                if life := self._life(event.target, event.incarnation):
+                    life.pull = None
+                    life.history(Phase.PULL).add(event.seconds)
+            case ev.VersionRefused():
+                if life := self._life(event.role, event.incarnation):
+                    life.pull = None
+            case ev.StepMetrics():
+                bad = sorted(name for name, value in event.values.items() if not math.isfinite(value))
+                if bad and (life := self._life("trainer-0")):
+                    text = f"step {event.step}: not finite: {', '.join(bad)}"
+                    life.bad_number = life.bad_number or (entry.t, text)
+            case ev.OptimizerStepCommitted():
+                if event.step > max(self._committed, 0) and self._commit is not None and not self._paused:
+                    self._steps_history.add(entry.t - self._commit)
+                self._committed = event.step
+                self._commit = self._step_since = entry.t
+            case ev.RoleStarted():
+                self._start(entry, event)
+            case ev.RoleReady():
+                if life := self._life(event.role, event.incarnation):
+                    life.ready = entry.t
+                    self._step_since = entry.t
+            case ev.RoleStateChanged():
+                if life := self._life(event.role, event.incarnation):
+                    life.muted = event.new in _ENDING
+            case ev.Paused():
+                self._paused, self._commit = True, None
+            case ev.Resumed():
+                self._paused, self._step_since = False, entry.t
+            case ev.ClockGap():
+                self._gap(entry, event.seconds)
+            case ev.ThresholdsChanged():
+                self.thresholds = Thresholds.from_dict(event.thresholds)
+                self._touched.update(self._lives)
+            case ev.RunStarted():
+                self._steps = int(event.config.get("steps", -1))
+            case ev.Verdict():
+                if event in self._unrecorded:
+                    self._unrecorded.remove(event)
+            case ev.EndDecided() | ev.RunEnded():
+                self._over = True
+
+    def _life(self, role: str, incarnation: int | None = None) -> Life | None:
+        """The present life, which this entry touches; None for another one's late word."""
+        life = self._lives.get(role)
+        if life is None or (incarnation is not None and life.incarnation != incarnation):
+            return None
+        self._touch(life)
+        return life
+
+    def _touch(self, life: Life) -> None:
+        self._touched.add(life.role)
+        if life.kind is RoleKind.TRAINER:
+            self._touched.update(other.role for other in self._kinds[RoleKind.TRAINER] if other.standing)  # it may wait for this one
+
+    def _start(self, entry: ev.Entry, event: ev.RoleStarted) -> None:
+        life = Life(event, entry.t, self._histories.setdefault(event.role, {}))
+        same = self._kinds.setdefault(life.kind, [])
+        if old := self._lives.get(event.role):
+            same.remove(old)
+        same.append(life)
+        same.sort(key=lambda other: other.role)
+        self._lives[event.role] = life
+        self._touch(life)
+
+    def _spoken(self, entry: ev.Entry) -> None:
+        self._spoke[entry.source, entry.incarnation] = entry.t
+        self._touched.update(life.role for life in self.of_kind(RoleKind.ROLLOUT) if life.beat)
+
+    def _gap(self, entry: ev.Entry, seconds: float) -> None:
+        self._touched.update(self._lives)
+        if entry.source == SUPERVISOR:
+            for life in self.of_kind(RoleKind.ROLLOUT):
+                life.beat = None  # it may not have left, or its answer was not fetched
+            self._spoken(entry)
+            return
+        for life in self._lives.values():
+            life.shift(seconds, entry.t)
+        if self._step_since is not None:
+            self._step_since = min(self._step_since + seconds, entry.t)
+        self._commit = None
+
+    # -- verdicts out ---
+
+    def advance(self, now: float) -> list[ev.Verdict]:
+        """What can be said at ``now``, the time of the last entry, for the first time: in the order of due, role and rule."""
+        if now < self.now:
+            raise ValueError(f"time {now} lies before {self.now}, up to which was decided")
+        self.now = now
+        if self._over:
+            self._touched.clear()
+            return []
+        self._look_for_stall()
+        due = {role for role, deadline in self._deadlines.items() if deadline <= now}
+        verdicts: list[ev.Verdict] = []
+        for role in sorted(self._touched | due):
+            verdicts += self._judge(self._lives[role])
+        self._touched.clear()
+        verdicts.sort(key=lambda verdict: (verdict.due, verdict.role))
+        self._unrecorded += verdicts
+        return verdicts
+
+    def next_deadline(self) -> float | None:
+        """Log time at which something will be due unless an entry says otherwise; None: only an entry can change anything."""
+        if self._over:
+            return None
+        stall = self._stall_due()
+        deadlines = [*self._deadlines.values(), *([stall] if stall is not None and self.stalled is None else [])]
+        return min(deadlines, default=None)
+
+    def heartbeats_due(self) -> list[tuple[str, int, int]]:
+        """(role, incarnation, number) of each heartbeat that the supervisor has to send now."""
+        supervisor = self._lives.get(SUPERVISOR)
+        found = []
+        for life in self.of_kind(RoleKind.ROLLOUT):
+            if life.down or self._over or not any(life.suspicions()):
+                continue
+            beat, limits = life.beat, self.thresholds.rollout
+            waits = beat is not None and (supervisor is None or supervisor.incarnation == beat.source_incarnation)
+            missed = waits and beat is not None and self.spoke(beat.source, beat.source_incarnation) >= beat.sent + limits.heartbeat
+            if not waits or (missed and life.misses + 1 < limits.strikes):
+                found.append((life.role, life.incarnation, life.beats + 1))
+        return found
+
+    def marks(self) -> dict[str, tuple[float, ...]]:
+        """Role -> the limits of its ages: what its node agent's `Sampler` is to be configured with."""
+        return {role: self._marks(life) for role, life in self._lives.items() if not life.down}
+
+    def unrecorded(self) -> list[ev.Verdict]:
+        """Verdicts given that were not fed back from the log yet: after a restart, those that the former supervisor did not write."""
+        return list(self._unrecorded)
+
+    def _judge(self, life: Life) -> list[ev.Verdict]:
+        self._deadlines.pop(life.role, None)
+        if life.muted or life.failed:
+            return []
+        signs: list[tuple[Rule, Sign | None]] = [(rule, rule.sign(life, self)) for rule in _RULES_OF[life.kind]]
+        fatal = [(sign.due, place, rule, sign) for place, (rule, sign) in enumerate(signs)
+                 if sign is not None and sign.kind == FAILED and sign.due <= self.now and sign.proven]  # fmt: skip
+        if fatal:
+            _, _, rule, sign = min(fatal, key=lambda item: item[:2])
+            reported = [self._verdict(life, other, found) for other, found in signs
+                        if found and found.kind == REPORTED and found.due <= self.now and other.name not in life.standing]  # fmt: skip
+            life.failed = True
+            life.standing = {}
+            return [*reported, self._verdict(life, rule, sign)]
+        verdicts: list[ev.Verdict] = []
+        deadlines: list[float] = []
+        present: list[tuple[Rule, Sign]] = []
+        for rule, found in signs:
+            if found is not None and found.due <= self.now and found.proven:
+                present.append((rule, found))
+                continue
+            if found is not None:
+                deadlines.append(found.due)
+            verdicts += self._absent(life, rule, deadlines)
+        for rule, sign in present:
+            verdicts += self._present(life, rule, sign)
+        if life.beat is not None and any(life.suspicions()):
+            deadlines.append(life.beat.sent + self.thresholds.rollout.heartbeat)
+            missed = self._spoke.get((life.beat.source, life.beat.source_incarnation), -math.inf) >= deadlines[-1]
+            if missed:
+                deadlines.pop()  # the next heartbeat is the supervisor's to send
+        if deadlines:
+            self._deadlines[life.role] = min(deadlines)
+        return verdicts
+
+    def _present(self, life: Life, rule: Rule, sign: Sign) -> list[ev.Verdict]:
+        standing = life.standing.get(rule.name)
+        if standing and (standing.kind, standing.peer) == (sign.kind, sign.peer):
+            life.standing[rule.name] = standing._replace(gone=None)
+            return []
+        if sign.kind == SUSPECT:
+            if any(other.kind == SUSPECT for other in life.standing.values()):
+                return []  # one suspicion at a time: both lead to the same heartbeat
+            life.beat, life.misses = None, 0
+        life.standing[rule.name] = Standing(sign.kind, sign.peer, None)
+        return [self._verdict(life, rule, sign)]
+
+    def _absent(self, life: Life, rule: Rule, deadlines: list[float]) -> list[ev.Verdict]:
+        standing = life.standing.get(rule.name)
+        if standing is None:
+            return []
+        gone = self.now if standing.gone is None else standing.gone
+        due = gone + self.thresholds.job.hysteresis
+        if due > self.now:
+            life.standing[rule.name] = standing._replace(gone=gone)
+            deadlines.append(due)
+            return []
+        del life.standing[rule.name]
+        if standing.kind == SUSPECT:
+            life.beat, life.misses = None, 0
+        sign = Sign(CLEARED, due, gone, self.thresholds.job.hysteresis, {"was": standing.kind, "gone_since": round(gone, 6)})
+        return [self._verdict(life, rule, sign)]
+
+    def _verdict(self, life: Life, rule: Rule, sign: Sign) -> ev.Verdict:
+        return ev.Verdict(
+            role=life.role, incarnation=life.incarnation, kind=sign.kind, rule=rule.name, evidence=sign.evidence, threshold=sign.threshold,
+            due=sign.due, seen=self.now, onset=min(sign.onset, sign.due), blind_spot=rule.blind_spot,
+        )  # fmt: skip
+
+    # -- what rules ask (rules.Context) ---
+
+    def limit(self, life: Life, path: str) -> float:
+        value = self.thresholds.get(path)
+        return value.seconds(life.history(HISTORY[path]).sorted) if isinstance(value, Relative) else value
+
+    def of_kind(self, kind: RoleKind) -> list[Life]:
+        return self._kinds.get(kind, [])
+
+    def watched_by(self, agent: str) -> bool:
+        return any(life.agent == agent and not life.down for life in self._lives.values())
+
+    def spoke(self, source: str, incarnation: int) -> float:
+        return self._spoke.get((source, incarnation), -math.inf)
+
+    def _marks(self, life: Life) -> tuple[float, ...]:
+        section = SECTION.get(life.kind, "management")
+        if life.kind is RoleKind.NODE_AGENT:
+            return ()
+        if life.kind is RoleKind.TRAINER:
+            names = ["no_compute", "no_marks", "silent", *OVERDUE]
+        elif life.kind is RoleKind.ROLLOUT:
+            names = ["no_tokens", "wedged"]
+        else:
+            names = ["silent", "lag"]
+        if section in ("trainer", "rollout") and not life.progressed:
+            names.append("grace")
+        return tuple(sorted({self.limit(life, f"{section}.{name}") for name in names}))
+
+    # -- the stall, which is the whole job's ---
+
+    def _stall_due(self) -> float | None:
+        if self._paused or self._step_since is None or self._committed >= self._steps:
+            return None
+        if any(life.ready is None and not life.down for life in self._lives.values()):
+            return None  # the rule start is in charge
+        limit = self.thresholds.job.stall
+        return self._step_since + (limit.seconds(self._steps_history.sorted) if isinstance(limit, Relative) else limit)
+
+    def _look_for_stall(self) -> None:
+        before = self.stalled
+        due = self._stall_due()
+        self.stalled = None
+        if due is not None and due <= self.now:
+            life, why, stuck = self._waited_for()
+            if life is not None:
+                assert self._step_since is not None
+                kind = FAILED if stuck else REPORTED
+                evidence = {"step": self._committed + 1, "why": why}
+                self.stalled = (life.role, Sign(kind, due, self._step_since, due - self._step_since, evidence))
+        for role in {found[0] for found in (before, self.stalled) if found}:
+            self._touched.add(role)
+
+    def _waited_for(self) -> tuple[Life | None, str, bool]:
+        """(whom the whole job waits for, why, whether it has work of its own that does not move)."""
+        since = self._step_since or 0.0
+
+        def stuck(life: Life) -> bool:
+            return life.sample is not None and life.sample.pending > 0 and life.since("progress_age") <= since + 1.0
+
+        lives = [life for life in self._lives.values() if not life.muted]
+        if ended := sorted((life for life in lives if life.down), key=lambda life: life.role):
+            return ended[0], "it has ended and was not replaced", False
+        ranks = [life for life in self.of_kind(RoleKind.TRAINER) if life.sample and Phase(life.sample.phase) not in QUIET]
+        if ranks:
+            last = min(ranks, key=lambda life: (life.sample.step if life.sample else 0, life.since("phase_age"), life.role))
+            assert last.sample is not None
+            return last, f"in phase {last.sample.phase} of step {last.sample.step}", last.since("phase_age") <= since + 1.0
+        rollouts = [life for life in self.of_kind(RoleKind.ROLLOUT) if life.sample and life.sample.pending]
+        working = [life for life in rollouts if life.sample and Phase(life.sample.phase) in GENERATING | {Phase.PULL}]
+        if working:
+            last = min(working, key=lambda life: (life.since("progress_age"), life.role))
+            return last, "trajectories on it are unfinished", stuck(last)
+        workers = self.of_kind(RoleKind.AGENT_WORKER)
+        if rollouts and workers:
+            busy = [life for life in workers if life.sample and Phase(life.sample.phase) not in QUIET] or workers
+            last = min(busy, key=lambda life: (life.since("progress_age"), life.role))
+            return last, "trajectories wait for its tools", stuck(last)
+        for kind, why in ((RoleKind.AGENT_WORKER, "it has work that does not end"), (RoleKind.ROLLOUT_MANAGER, "it has unfinished groups"),
+                          (RoleKind.REQUEST_MANAGER, "it has open trajectories"), (RoleKind.TASK_RUNNER, "nobody else has work")):
+            held = [life for life in self.of_kind(kind) if kind is RoleKind.TASK_RUNNER or (life.sample and life.sample.pending)]
+            if held:
+                return held[0], why, False
+        return None, "", False
+
+
+def judge(detector: Detector, entries: Iterable[ev.Entry]) -> Iterator[ev.Verdict]:
+    """Feeds a log's entries and gives the verdicts as they fall: the one way in which live and recorded logs are judged."""
+    last: float | None = None
+    for entry in entries:
+        if last is not None and entry.t > last:
+            yield from detector.advance(last)
+        last = entry.t
+        detector.feed(entry)
+    if last is not None:
+        yield from detector.advance(last)
