@@ -1,0 +1,82 @@
+"""Every lesson runs from top to bottom as a reader would run it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from tests.live.conftest import assert_clean
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+_CELL_DEADLINE = 300
+_START_DEADLINE = 60
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where a notebook's kernel runs; when its kernel has ended, nothing of the runs that it started is left."""
+    yield tmp_path
+    runs = {json.loads(path.read_text())["run"] for path in tmp_path.glob("runs/*/job.json")}
+    assert runs, "no run was started here"
+    for run in runs:
+        assert_clean(run)
+
+
+def client(cells: list[Any], folder: Path) -> NotebookClient:
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    return NotebookClient(notebook, timeout=_CELL_DEADLINE, startup_timeout=_START_DEADLINE, kernel_name="python3",
+                          resources={"metadata": {"path": str(folder)}})
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.timeout(600)
+def test_a_lesson_runs_without_an_error(path: Path, folder: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    assert [cell for cell in notebook.cells if cell.get("outputs") or cell.get("execution_count")] == [], "committed without outputs"
+    lesson = client(notebook.cells, folder)
+    lesson.execute()
+    outputs = [output for cell in lesson.nb.cells for output in cell.get("outputs", [])]
+    assert [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"] == []
+
+
+_LAUNCH = """
+import robustrl
+job = robustrl.launch(name="interrupted", profile="class", steps=100_000, evaluation_prompts=0)
+job.wait(step=1, timeout=200)
+"""
+_LOOK = """
+step = job.step
+job.wait(step=step + 1, timeout=60)
+print("status:", job.status)
+"""
+_STOP = """
+job.stop()
+old.wait(timeout=60)
+print("status:", old.status)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_interrupting_a_wait_leaves_the_job_running_and_a_new_launch_replaces_it(folder: Path) -> None:
+    sources = (_LAUNCH, "job.wait(timeout=200)", _LOOK, "old = job\n" + _LAUNCH, _STOP)
+    kernel = client([nbformat.v4.new_code_cell(source) for source in sources], folder)
+    with kernel.setup_kernel():
+        cells = list(enumerate(kernel.nb.cells))
+        kernel.execute_cell(cells[0][1], 0)
+        threading.Timer(2.0, lambda: os.kill(kernel.km.provisioner.pid, signal.SIGINT)).start()
+        with pytest.raises(CellExecutionError, match="job 'interrupted' goes on"):
+            kernel.execute_cell(cells[1][1], 1)
+        for index, cell in cells[2:]:
+            kernel.execute_cell(cell, index)
+    printed = [output.text for _, cell in cells for output in cell.outputs if output.output_type == "stream"]
+    assert printed == ["status: running\n", "status: stopped\n"]
