@@ -28,6 +28,7 @@ class Detector:
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.thresholds = thresholds
+        self._limits = dict(thresholds.items())
         self.now = 0.0
         self.stalled: tuple[str, Sign] | None = None
         self._lives: dict[str, Life] = {}
@@ -42,6 +43,8 @@ class Detector:
         self._step_since: float | None = None
         """From when on a stall counts: the last commit, resumption or role that got ready."""
         self._paused = self._over = False
+        self._stall_at: float | None = None
+        self._stall_known = False
         self._unrecorded: list[ev.Verdict] = []
 
     # -- facts in ---
@@ -51,6 +54,8 @@ class Detector:
         if entry.t < self.now:
             raise ValueError(f"entry {entry.seq} is of time {entry.t}; the detector has decided up to {self.now}")
         event = entry.event
+        if not isinstance(event, ev.RoleSample):
+            self._stall_known = False
         match event:  # in order of frequency
             case ev.RoleSample():
                 if (life := self._lives.get(event.role)) and life.incarnation == event.incarnation:
@@ -126,6 +131,7 @@ class Detector:
                 self._gap(entry, event.seconds)
             case ev.ThresholdsChanged():
                 self.thresholds = Thresholds.from_dict(event.thresholds)
+                self._limits = dict(self.thresholds.items())
                 self._touched.update(self._lives)
             case ev.RunStarted():
                 self._steps = int(event.config.get("steps", -1))
@@ -238,6 +244,7 @@ class Detector:
                         if found and found.kind == REPORTED and found.due <= self.now and other.name not in life.standing]  # fmt: skip
             life.failed = True
             life.standing = {}
+            self._stall_known = False
             return [*reported, self._verdict(life, rule, sign)]
         verdicts: list[ev.Verdict] = []
         deadlines: list[float] = []
@@ -297,7 +304,7 @@ class Detector:
     # -- what rules ask (rules.Context) ---
 
     def limit(self, life: Life, path: str) -> float:
-        value = self.thresholds.get(path)
+        value = self._limits[path]
         return value.seconds(life.history(HISTORY[path]).sorted) if isinstance(value, Relative) else value
 
     def of_kind(self, kind: RoleKind) -> list[Life]:
@@ -326,6 +333,11 @@ class Detector:
     # -- the stall, which is the whole job's ---
 
     def _stall_due(self) -> float | None:
+        if not self._stall_known:
+            self._stall_known, self._stall_at = True, self._find_stall_due()
+        return self._stall_at
+
+    def _find_stall_due(self) -> float | None:
         if self._paused or self._step_since is None or self._committed >= self._steps:
             return None
         if any(life.ready is None and not life.down for life in self._lives.values()):
