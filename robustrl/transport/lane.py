@@ -1,6 +1,8 @@
-"""The one thread of a process that speaks UCX: its own asyncio loop, never the notebook kernel's, and ucxx's single context.
+"""The one thread of a process that speaks UCX: its own asyncio loop, never the notebook kernel's, and one UCX worker.
 
-Servers and pullers of a process share it. It starts at the first use, after which the process must not fork.
+Servers and pullers of a process share it. It starts at the first use, after which the process must not fork. It sleeps on UCX's event
+descriptor and polls only while bytes flow: ucxx's own asyncio layer spins on every outstanding request, which takes a core from the
+engine or the trainer beside it. Here is the only use of ucxx's lower layer.
 """
 
 from __future__ import annotations
@@ -10,40 +12,108 @@ import atexit
 import itertools
 import os
 import threading
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from robustrl.transport import settings
 
 T = TypeVar("T")
 _START_SECONDS = 30.0
+_SPIN_SECONDS = 100e-6
+"""How long nothing may move before the thread sleeps."""
+_TICK_SECONDS = 0.5
+"""Progress is made this often while a request is open, should an event ever be lost."""
 _lane: Lane | None = None
 _guard = threading.Lock()
+
+
+class Endpoint:
+    """A way to one peer's worker. Its requests end with ``UCXError`` when the peer is known to be gone.
+
+    Closing it with a send under way to a peer that breaks the connection just then crashed UCX (a segmentation fault in the survivor,
+    over tcp), so ``leave`` waits until UCX has ended what is under way.
+    """
+
+    def __init__(self, lane: Lane, raw: Any) -> None:
+        self._lane, self._raw = lane, raw
+        self._open = 0
+        self._left = False
+
+    async def send(self, view: Any, tag: int) -> None:
+        """Returns when the bytes may be overwritten. If it is cancelled UCX may still read them."""
+        await self._request("tag_send", view, tag)
+
+    async def receive(self, view: Any, tag: int) -> None:
+        """Fills ``view``. If it is cancelled the memory must not be used again: UCX may still write to it."""
+        await self._request("tag_recv", view, tag, self._lane.api.UCXXTagMaskFull)
+
+    def leave(self, patience: float | None) -> None:
+        """No more requests. The endpoint closes when UCX has ended what is under way, and after ``patience`` s (None: never) anyway."""
+        self._left = True
+        self._close_if_idle()
+        if self._raw is not None and patience is not None:
+            self._lane.loop.call_later(patience, self._close)
+
+    def _request(self, kind: str, view: Any, tag: int, *mask: Any) -> asyncio.Future[None]:
+        if self._left:
+            raise self._lane.api.UCXCloseError("endpoint left")
+        self._raw.raise_on_error()
+        request = getattr(self._raw, kind)(self._lane.array(view), self._lane.api.UCXXTag(tag), *mask)
+        self._open += 1
+        return self._lane.watch(request, view, self._ended)
+
+    def _ended(self) -> None:
+        self._open -= 1
+        self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if self._left and not self._open:
+            self._close()
+
+    def _close(self) -> None:
+        if self._raw is not None:
+            raw, self._raw = self._raw, None
+            raw.close_blocking(period=10**8, max_attempts=1)
+            raw.remove_close_callback()
+            self._lane.bury()
+
+
+class _Request(NamedTuple):
+    raw: Any
+    memory: Any
+    """Keeps it alive while UCX may touch it."""
+    ended: Callable[[], None]
 
 
 class Lane:
     """A running loop in a daemon thread. Use ``get()``."""
 
     def __init__(self) -> None:
-        self.ucxx = settings.import_ucxx()
+        settings.import_ucxx()
+        from ucxx._lib import libucxx
+        from ucxx._lib.arr import Array
+
+        self.api, self.array = libucxx, Array
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         self._tags = itertools.count(int.from_bytes(os.urandom(3), "big") << 36)
+        self._open: dict[asyncio.Future[None], _Request] = {}
+        """By its future, each request that UCX has not finished."""
+        self._pumping: asyncio.Handle | None = None
+        self._moved = 0.0
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="robustrl-ucx", daemon=True)
         self._thread.start()
         self._ready.result(_START_SECONDS)
 
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Runs the coroutine in the lane; callable from any other thread."""
-        if threading.current_thread() is self._thread:
-            raise RuntimeError("called from the UCX thread itself, which would wait for ever: call from another thread")
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-
     def call(self, coroutine: Coroutine[Any, Any, T], timeout: float) -> T:
-        """As ``submit``, and waits for the result. Raises TimeoutError after ``timeout`` seconds (the coroutine is cancelled)."""
-        future = self.submit(coroutine)
+        """Runs the coroutine in the lane, from any other thread. Raises TimeoutError after ``timeout`` seconds and cancels it."""
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError("called from the UCX thread itself, which would wait for ever: call from another thread")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result(timeout)
         finally:
@@ -51,23 +121,76 @@ class Lane:
 
     def worker_address(self) -> bytes:
         """Where UCX of this process can be reached; unique to the process."""
-        return bytes(memoryview(self.ucxx.get_worker_address()))
+        return bytes(memoryview(self._worker.address))
 
-    async def endpoint(self, worker_address: bytes) -> Any:
-        """A UCX endpoint, with error handling, to the process with that address."""
-        return await self.ucxx.create_endpoint_from_worker_address(self.ucxx.get_ucx_address_from_buffer(worker_address))
+    def endpoint(self, worker_address: bytes) -> Endpoint:
+        """A way to the process with that address, with error handling. Raises UCXError if the address is none."""
+        address = self.api.UCXAddress.create_from_buffer(worker_address)
+        raw = self.api.UCXEndpoint.create_from_worker_address(self._worker, address, True)
+        self.wake()
+        return Endpoint(self, raw)
 
     def next_tag(self) -> int:
         """A number for one receive of this process, never used again: what arrives late for an older receive matches nothing."""
         return next(self._tags)
 
-    def tag(self, number: int) -> Any:
-        return self.ucxx.types.Tag(number)
+    def watch(self, raw: Any, memory: Any, ended: Callable[[], None]) -> asyncio.Future[None]:
+        """The outcome of a request as a future; ``ended`` is called when UCX is done with it, even if nobody awaits it any more."""
+        future: asyncio.Future[None] = self.loop.create_future()
+        self._open[future] = _Request(raw, memory, ended)
+        self.wake()
+        return future
+
+    # progress
+
+    def wake(self) -> None:
+        """Something was started, or UCX has an event: poll."""
+        self._moved = time.monotonic()
+        if self._pumping is None:
+            self._pumping = self.loop.call_soon(self._pump)
+
+    def bury(self) -> None:
+        """Ends the requests of endpoints that are known to be broken or were closed."""
+        self._worker.cancel_inflight_requests()
+        self.wake()
+
+    def _pump(self) -> None:
+        """One round of progress; goes on while bytes move, then sleeps until the next event."""
+        self._pumping = None
+        moved = self._worker.progress_once()
+        self._settle()
+        now = time.monotonic()
+        if moved:
+            self._moved = now
+        if now - self._moved < _SPIN_SECONDS or not self._worker.arm():
+            self._pumping = self.loop.call_soon(self._pump)
+
+    def _settle(self) -> None:
+        done = [future for future, request in self._open.items() if request.raw.completed]
+        for future in done:
+            request = self._open.pop(future)
+            request.ended()
+            if future.done():
+                continue  # its waiter was cancelled
+            try:
+                request.raw.check_error()
+            except self.api.UCXError as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+    def _tick(self) -> None:
+        if self._open:
+            self.bury()
+        self.loop.call_later(_TICK_SECONDS, self._tick)
+
+    # life
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.call_soon(self._init)
         self.loop.run_forever()
+        self.loop.remove_reader(self._worker.epoll_file_descriptor)
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
         self.loop.run_until_complete(asyncio.sleep(0))
@@ -75,8 +198,12 @@ class Lane:
 
     def _init(self) -> None:
         try:
-            self.ucxx.init(progress_mode="blocking")
-            self.ucxx.continuous_ucx_progress(self.loop)
+            self._context = self.api.UCXContext()
+            self._worker = self.api.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=False)
+            self._worker.init_blocking_progress_mode()
+            self.loop.add_reader(self._worker.epoll_file_descriptor, self.wake)
+            self._tick()
+            self.wake()
         except Exception as error:  # handed to the thread that waits in __init__
             self._ready.set_exception(error)
         else:

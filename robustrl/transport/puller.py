@@ -30,7 +30,11 @@ log = logging.getLogger(__name__)
 
 WINDOW = 4
 """Chunks asked for at once."""
+_FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 0.005, 0.1
+"""Between two asks while nothing comes: it grows from the first to the second."""
 _PROGRESS_SECONDS = 0.25
+_PATIENCE_SECONDS = 1.0
+"""For receives under way from a source that was left."""
 _LAST_SECONDS = 2.0
 _manifests = msgspec.msgpack.Decoder(Manifest)
 
@@ -70,14 +74,13 @@ class _Progress:
 class _Source:
     """A connection to one source under one lease."""
 
-    def __init__(self, lease: Lease, channel: wire.Channel, endpoint: Any, transport: str) -> None:
+    def __init__(self, lease: Lease, channel: wire.Channel, endpoint: lanes.Endpoint, transport: str) -> None:
         self.lease, self.channel, self.endpoint, self.transport = lease, channel, endpoint, transport
         self.received = 0
 
-    def abort(self) -> None:
-        if not self.endpoint.closed:
-            self.endpoint.abort(period=10**8)
+    def leave(self) -> None:
         self.channel.close()
+        self.endpoint.leave(_PATIENCE_SECONDS)
 
 
 class Puller:
@@ -123,7 +126,7 @@ class Puller:
         began, state, loop = time.monotonic(), self._progress, asyncio.get_running_loop()
         received, discarded = state.received, state.discarded
         ask = self._ask(None, "")
-        pause, trouble, last = 0.005, "no source was offered", ""
+        pause, trouble, last, tried = _FIRST_PAUSE_SECONDS, "no source was offered", "", False
         while True:
             left = deadline - time.monotonic()
             try:
@@ -134,9 +137,8 @@ class Puller:
                 if left <= pause:
                     raise self._late(deadline_s, trouble)
                 await asyncio.sleep(pause)
-                pause, ask = min(0.1, pause * 1.5), self._ask(None, "")
+                pause, ask = min(_PAUSE_SECONDS, pause * 1.5), self._ask(None, "")
                 continue
-            pause = 0.005
             if last and last != lease.source:
                 self._on_event(PullSourceSwitched(target=self.role, version=lease.version, old_source=last, new_source=lease.source,
                                                   kept=len(state.have), reason=trouble))
@@ -146,8 +148,12 @@ class Puller:
                 await self._take(source, deadline)
             except _SourceFailed as error:
                 transport = source.transport if source else settings.in_use()
-                failed = trouble = f"{lease.source} incarnation {lease.incarnation}, version {lease.version}, {transport}: {error}"
-                log.info("%s: pull: %s", self.role, trouble)
+                failed = f"{lease.source} incarnation {lease.incarnation}, version {lease.version}, {transport}: {error}"
+                if failed != trouble:
+                    log.info("%s: pull: %s", self.role, failed)
+                if time.monotonic() < deadline or not tried:  # else it only ran into the end
+                    trouble = failed
+                tried = True
             last = lease.source
             manifest, buffer = state.manifest, state.buffer
             if not failed and manifest is not None and buffer is not None and len(state.have) == len(manifest.chunks):
@@ -160,6 +166,11 @@ class Puller:
                 await asyncio.wait_for(loop.run_in_executor(self._pool, next_source, last_words), _LAST_SECONDS)
                 raise self._late(deadline_s, trouble)
             ask = self._ask(lease.id, failed, source)
+            if failed and not (source and source.received):
+                await asyncio.sleep(pause)
+                pause = min(_PAUSE_SECONDS, pause * 1.5)
+            else:
+                pause = _FIRST_PAUSE_SECONDS
 
     def _ask(self, lease: int | None, failed: str, source: _Source | None = None) -> Ask:
         state = self._progress
@@ -182,11 +193,11 @@ class Puller:
                 await asyncio.get_running_loop().sock_connect(sock, (lease.address[0], lease.address[1]))
                 welcome = await wire.greet(channel, self._secret, self.role, self.incarnation, lease.source, lease.incarnation,
                                            self._lane.worker_address(), settings.machine_id())
-            endpoint = await self._lane.endpoint(welcome.ucx)
+            endpoint = self._lane.endpoint(welcome.ucx)
         except TimeoutError:
             channel.close()
             raise _SourceFailed(f"no hello within {limit:.1f} s") from None
-        except (OSError, wire.Gone, wire.ProtocolError, self._lane.ucxx.exceptions.UCXError) as error:
+        except (OSError, wire.Gone, wire.ProtocolError, self._lane.api.UCXError) as error:
             channel.close()
             raise _SourceFailed(f"hello: {error}") from error
         except BaseException:
@@ -205,7 +216,7 @@ class Puller:
         except TimeoutError:
             raise _SourceFailed(f"no answer within {self._floor_seconds:.1f} s") from None
         finally:
-            source.abort()
+            source.leave()
 
     async def _learn(self, source: _Source, deadline: float) -> None:
         """The manifest that the lease speaks of, unless it is known; keeps the chunks that it lists."""
@@ -309,12 +320,10 @@ class Puller:
                     self._on_event(PullProgress(source=lease.source, target=self.role, version=lease.version, done=held,
                                                 bytes=state.manifest.nbytes, transport=source.transport))
         except BaseException:
-            await self._break_off(source, list(receives))
+            await self._break_off([listening, *receives])
             raise
-        finally:
-            listening.cancel()
-            if listening.done() and not listening.cancelled():
-                listening.exception()
+        listening.cancel()
+        await asyncio.wait([listening])
 
     async def _receive(self, source: _Source, index: int) -> None:
         """One chunk into its place, checked."""
@@ -323,11 +332,11 @@ class Puller:
         first, last = state.manifest.span(index)
         view: Any = state.buffer[first:last]
         tag = self._lane.next_tag()
-        arriving = asyncio.ensure_future(source.endpoint.recv(view, tag=self._lane.tag(tag), force_tag=True))
+        arriving = asyncio.ensure_future(source.endpoint.receive(view, tag))
         try:
             await source.channel.send(wire.GetChunk(lease.version, lease.incarnation, index, tag))
             await arriving
-        except self._lane.ucxx.exceptions.UCXError as error:
+        except self._lane.api.UCXError as error:
             raise _SourceFailed(f"chunk {index}: {type(error).__name__} {error}") from error
         finally:
             if not arriving.done():
@@ -342,18 +351,13 @@ class Puller:
         state.have.add(index)
         source.received += 1
 
-    async def _break_off(self, source: _Source, receives: list[asyncio.Task[None]]) -> None:
+    async def _break_off(self, tasks: list[asyncio.Task[Any]]) -> None:
         """Ends receives under way. Their buffer is left to UCX, which may write to it later; checked chunks move to a fresh one."""
         state = self._progress
         assert state.manifest is not None and state.buffer is not None
-        source.abort()
-        if receives:
-            await asyncio.wait(receives, timeout=0.5)
-        for task in receives:
-            if not task.done():
-                task.cancel()
-            elif not task.cancelled():
-                task.exception()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         old, manifest = state.buffer, state.manifest
 
         def move() -> None:

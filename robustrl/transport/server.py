@@ -26,6 +26,8 @@ MAX_PULLERS = 64
 MAX_CHUNKS_ASKED = 32
 """Chunks that one puller may have asked for and not got."""
 _CALL_SECONDS = 30.0
+_PATIENCE_SECONDS = 5.0
+"""For sends under way to a puller that is gone. Shared memory may never end them; tcp does, when the peer dies."""
 
 
 class _Staged:
@@ -41,13 +43,16 @@ class _Staged:
 class _Session:
     """One puller that proved itself."""
 
-    def __init__(self, channel: wire.Channel, role: str, endpoint: Any) -> None:
-        self.channel, self.role, self.endpoint = channel, role, endpoint
+    def __init__(self, channel: wire.Channel, role: str, endpoint: lanes.Endpoint, transport: str) -> None:
+        self.channel, self.role, self.endpoint, self.transport = channel, role, endpoint, transport
         self.sends: set[asyncio.Task[None]] = set()
 
-    def abort(self) -> None:
-        if not self.endpoint.closed:
-            self.endpoint.abort(period=10**8)
+    def leave(self) -> None:
+        """Forgets the puller. Bytes that it already asked for may still go out: it will not take them for anything else."""
+        self.channel.close()
+        for send in list(self.sends):
+            send.cancel()
+        self.endpoint.leave(_PATIENCE_SECONDS if self.transport == "shm" else None)
 
 
 class WeightServer:
@@ -84,9 +89,10 @@ class WeightServer:
         self._lane.call(self._stage(manifest, flat), _CALL_SECONDS)
 
     def retire(self, version: int, timeout: float = 5.0) -> bool:
-        """Stops offering a version and returns once nothing of it is being sent: after ``timeout`` s sends that still run are cut off.
+        """Stops offering a version; returns once nothing of it is being sent, or after ``timeout`` s: then pullers that hang are cut off.
 
-        True: all sends had ended by themselves. A version that is not staged is retired already.
+        True: all sends had ended by themselves. In either case the memory may be overwritten (who wakes up late finds the checksum
+        wrong) but stays mapped as long as this process lives. A version that is not staged is retired already.
         """
         return self._lane.call(self._retire(version, timeout), timeout + _CALL_SECONDS)
 
@@ -119,11 +125,9 @@ class WeightServer:
         except TimeoutError:
             for session in list(staged.sessions):
                 log.warning("%s: version %d is retired while %s pulls it: cut off", self.role, version, session.role)
-                session.abort()
-                session.channel.close()
+                session.channel.hang_up()
                 for send in session.sends:
                     send.cancel()
-            await asyncio.sleep(0)
             return False
         return True
 
@@ -165,8 +169,8 @@ class WeightServer:
                                                  settings.machine_id())
             if len(self._sessions) >= MAX_PULLERS:
                 raise wire.ProtocolError(f"{MAX_PULLERS} pullers are connected already")
-            endpoint = await self._lane.endpoint(answer.ucx)
-        except (wire.ProtocolError, wire.Gone, TimeoutError, self._lane.ucxx.exceptions.UCXError) as error:
+            endpoint = self._lane.endpoint(answer.ucx)
+        except (wire.ProtocolError, wire.Gone, TimeoutError, self._lane.api.UCXError) as error:
             self.refusals += 1
             log.info("%s: connection refused: %s", self.role, error or "no hello in time")
             channel.close()
@@ -175,7 +179,8 @@ class WeightServer:
             self.refusals += 1
             channel.close()
             raise
-        session = _Session(channel, f"{hello.role} incarnation {hello.incarnation}", endpoint)
+        session = _Session(channel, f"{hello.role} incarnation {hello.incarnation}", endpoint,
+                           settings.between(answer.machine == settings.machine_id()))
         task = asyncio.create_task(self._serve(session))
         self._sessions[task] = session
         task.add_done_callback(lambda done: self._sessions.pop(done, None))
@@ -202,10 +207,7 @@ class WeightServer:
             log.info("%s: %s left: %s", self.role, session.role, error)
         finally:
             # the puller acknowledged with Bye, or it is gone: nothing that it still waits for is cut off
-            session.abort()
-            session.channel.close()
-            for send in list(session.sends):
-                send.cancel()
+            session.leave()
 
     async def _tell(self, session: _Session, message: Any) -> None:
         await asyncio.wait_for(session.channel.send(message), self._floor_seconds)
@@ -222,14 +224,13 @@ class WeightServer:
         staged.idle.clear()
         ahead = (len(session.sends) + 1) * staged.manifest.chunk_bytes
         try:
-            await asyncio.wait_for(session.endpoint.send(staged.buffer[first:last], tag=self._lane.tag(request.tag), force_tag=True),
+            await asyncio.wait_for(session.endpoint.send(staged.buffer[first:last], request.tag),
                                    self._floor_seconds + ahead / self._floor_rate)
             self.bytes_sent += last - first
-        except (TimeoutError, self._lane.ucxx.exceptions.UCXError) as error:
+        except (TimeoutError, self._lane.api.UCXError) as error:
             reason = str(error) or "not taken in time"
             log.info("%s: chunk %d of version %d to %s: %s", self.role, request.chunk, request.version, session.role, reason)
-            session.abort()
-            session.channel.close()
+            session.channel.hang_up()  # which ends the session
         finally:
             staged.sessions[session] -= 1
             if not staged.sessions[session]:

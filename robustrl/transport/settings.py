@@ -14,7 +14,7 @@ from typing import Any
 
 from robustrl.errors import ConfigError, MissingExtra
 
-_COMMON = {"UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_LEVEL": "fatal"}  # a dead peer is ours to report, not UCX's
+_COMMON = {"UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_LEVEL": "fatal", "UCXX_LOG_LEVEL": "FATAL"}  # a dead peer is ours to report, not UCX's
 _TCP = {"UCX_TLS": "tcp", "UCX_RNDV_SCHEME": "put_zcopy"}
 _SHM = {"UCX_TLS": "posix,tcp", "UCX_POSIX_ERROR_HANDLING": "y"}
 _SETTINGS: dict[str, dict[str, str]] = {"tcp": _TCP, "shm": _SHM, "auto": {}}

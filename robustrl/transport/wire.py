@@ -155,7 +155,15 @@ class Channel:
                 raise Gone("connection closed by the peer")
             done += got
 
+    def hang_up(self) -> None:
+        """Whoever reads or writes here gets Gone."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the peer was first
+            pass
+
     def close(self) -> None:
+        """Only when nobody reads or writes here any more: the loop would never wake them."""
         self._sock.close()
 
 

@@ -35,7 +35,7 @@ def start(transport: str) -> Iterator[Any]:
         process.end()
 
 
-def check(result: Result, source: Source, received_at_most: int | None = None) -> None:
+def check(result: Result, source: Source) -> None:
     """Complete, equal to the trainer's, and not more bytes than needed."""
     assert result.manifest.digest == source.digest
     assert result.content == content(source.plan).tobytes()
@@ -89,21 +89,15 @@ def test_only_source_dies_and_returns(start: Any, same: bool) -> None:
     second: list[Source] = []
 
     def meanwhile() -> None:
-        if not second and not first.process.is_alive() and pulling.waited:
+        """The verdict comes at once, the new incarnation when the puller has waited for a while."""
+        if not first.process.is_alive():
             directory.remove_holder("state_keeper-0", 1)
-            again = {} if same else {"version": 2, "other_seed": 9}
-            second.append(start(incarnation=2, **again))
+        if not second and pulling.waited >= 3:
+            second.append(start(incarnation=2, **({} if same else {"version": 2, "other_seed": 9})))
             second[0].announce(directory)
 
-    def watch() -> None:
-        # without a verdict the directory would offer the dead incarnation again
-        if not first.process.is_alive() and not second:
-            directory.remove_holder("state_keeper-0", 1)
-        meanwhile()
-
-    result = pulling.result(watch)
+    result = pulling.result(meanwhile)
     check(result, second[0])
-    kept = pulling.leases[0].stop - pulling.leases[0].start - (CHUNKS - pulling.leases[-1].start)
     discarded = sum(event.bytes for event in pulling.events_of(PullDiscarded))
     if same:
         assert discarded == result.discarded == 0
@@ -111,7 +105,6 @@ def test_only_source_dies_and_returns(start: Any, same: bool) -> None:
     else:
         assert discarded == result.discarded > 0
         assert second[0].tell("sent") == NBYTES - CHUNKS // 2 * CHUNK, "the half that both list was pulled again, or not all of it kept"
-    assert kept >= 0
 
 
 def test_stopped_source_is_left_in_time(start: Any) -> None:
@@ -156,7 +149,7 @@ def test_damaged_chunk_is_found_and_pulled_elsewhere(start: Any) -> None:
 def test_only_source_is_damaged(start: Any) -> None:
     source, directory = start(damage=0), WeightDirectory()
     source.announce(directory)
-    kind, text = start(directory, deadline_s=2.0).outcome()
+    kind, text = start(directory, deadline_s=6.0).outcome()
     assert kind == "error"
     assert "state_keeper-0 incarnation 1, version 1" in text and "chunk 0: checksum" in text
 
@@ -224,12 +217,19 @@ def test_versions_spread_through_relays(start: Any) -> None:
 
 
 def test_two_hundred_pulls_leak_nothing(start: Any) -> None:
+    """A broken-off pull every tenth time: its buffer is given back too."""
     source, directory = start(nbytes=3 * CHUNK), WeightDirectory()
+    damaged = start(role="rollout-1", nbytes=3 * CHUNK, damage=0)
     source.announce(directory)
-    pulling = start(directory, pulls=200)
+    pulling = start(directory, pulls=200, contents=False)
     usages = []
-    for _ in range(200):
-        usages.append(pulling.result().usage)
+    for number in range(200):
+        if number % 10 == 0:
+            damaged.join(directory)
+        result = pulling.result()
+        usages.append(result.usage)
+        assert result.discarded == (CHUNK if number % 10 == 0 else 0)
+        directory.drop_copy(1, "rollout-1")
         directory.commit("rollout-0", 1, 1, source.digest, None)
     early, late, served = usages[20], usages[-1], source.tell("usage")
     assert late["descriptors"] <= early["descriptors"] + 2

@@ -56,7 +56,8 @@ def manifest_of(version: int, buffer: np.ndarray, chunk_bytes: int = CHUNK) -> M
     from robustrl.transport.manifest import checksums
 
     tensors = [TensorSpec("w", "uint8", (buffer.nbytes,), 0, buffer.nbytes)]
-    return Manifest.build(version=version, tensors=tensors, nbytes=buffer.nbytes, chunk_bytes=chunk_bytes, chunks=checksums(buffer, chunk_bytes))
+    chunks = checksums(buffer, chunk_bytes)
+    return Manifest.build(version=version, tensors=tensors, nbytes=buffer.nbytes, chunk_bytes=chunk_bytes, chunks=chunks)
 
 
 def _serve(pipe: Any, transport: str, plan: Plan) -> None:
@@ -71,7 +72,7 @@ def _serve(pipe: Any, transport: str, plan: Plan) -> None:
         async def _send_chunk(self, session: Any, staged: Any, request: Any) -> None:
             self.asked += 1
             if self.asked == plan.trap_chunk:
-                asyncio.get_running_loop().call_later(0.0005, os.kill, os.getpid(), plan.trap_signal)
+                asyncio.get_running_loop().call_soon(os.kill, os.getpid(), plan.trap_signal)  # once the send has begun
             await super()._send_chunk(session, staged, request)
 
     buffer = content(plan)
@@ -88,6 +89,8 @@ def _serve(pipe: Any, transport: str, plan: Plan) -> None:
             pipe.send(server.retire(plan.version, 1.0))
         elif word == "sessions":
             pipe.send((len(server._sessions), len(server._strangers), server.refusals))
+        elif word == "open":
+            pipe.send(len(server._lane._open))
         elif word == "usage":
             pipe.send(usage())
     server.close(1.0)
@@ -141,7 +144,8 @@ class Source(_Process):
         return self.hear()
 
 
-def _pull(pipe: Any, transport: str, role: str, pulls: int, deadline_s: float, relay: bool, options: dict[str, Any]) -> None:
+def _pull(pipe: Any, transport: str, role: str, pulls: int, deadline_s: float, relay: bool, contents: bool,
+          options: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO)
     from robustrl.transport import settings
 
@@ -163,9 +167,10 @@ def _pull(pipe: Any, transport: str, role: str, pulls: int, deadline_s: float, r
             continue
         if server:
             server.stage(pulled.manifest, pulled.buffer)
-        pipe.send(("pulled", Result(manifest=pulled.manifest, content=pulled.buffer.tobytes(), received=pulled.bytes_received,
-                                    discarded=pulled.bytes_discarded, transport=pulled.transport, source=pulled.source, usage=usage(),
-                                    address=server.address if server else None)))
+        result = Result(manifest=pulled.manifest, content=pulled.buffer.tobytes() if contents else b"", received=pulled.bytes_received,
+                        discarded=pulled.bytes_discarded, transport=pulled.transport, source=pulled.source, usage=usage(),
+                        address=server.address if server else None)
+        pipe.send(("pulled", result))
         if not server:
             puller.recycle(pulled.buffer)
     pipe.recv()
@@ -186,12 +191,12 @@ class Pulling(_Process):
     """A puller process whose questions this process answers from a directory."""
 
     def __init__(self, transport: str, directory: WeightDirectory, *, role: str = "rollout-0", deadline_s: float = 30.0, pulls: int = 1,
-                 relay: bool = False, **options: Any) -> None:
+                 relay: bool = False, contents: bool = True, **options: Any) -> None:
         self.directory, self.role, self.deadline_s = directory, role, deadline_s
         self.events: list[Any] = []
         self.leases: list[Lease] = []
         self.waited = 0
-        super().__init__(_pull, transport, role, pulls, deadline_s, relay, options)
+        super().__init__(_pull, transport, role, pulls, deadline_s, relay, contents, options)
 
     def step(self, seconds: float) -> tuple[str, Any] | None:
         """Answers one message; returns the outcome (``pulled`` or ``error``) when it comes."""
