@@ -68,7 +68,7 @@ chromium:
 		else echo "chromium is missing, and installing it needs root and apt-get"; fi; fi
 
 lab: $(STAMP)
-	@$(BIN)/jupyter lab notebooks
+	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
 
 bench: $(STAMP)
 	@for name in $(or $(NAME),$(notdir $(basename $(wildcard tests/benchmarks/[a-z]*.py)))); do $(BIN)/robustrl bench $$name; done
