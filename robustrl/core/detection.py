@@ -71,11 +71,12 @@ class Detector:
                     if life.beat is not None and (life.beat.source, life.beat.source_incarnation) == (entry.source, entry.incarnation):
                         life.misses += 1
                     life.beats = event.number
-                    life.beat = Beat(entry.t, event.number, entry.source, entry.incarnation)
+                    if event.number > life.last_answer:
+                        life.beat = Beat(entry.t, event.number, entry.source, entry.incarnation)
                 self._spoken(entry)
             case ev.HeartbeatAnswered():
                 if life := self._life(event.role, event.incarnation):
-                    life.beat, life.misses, life.answered = None, 0, max(life.answered, entry.t)
+                    life.beat, life.misses, life.answered, life.last_answer = None, 0, entry.t, event.number
                     life.answers += 1
             case ev.ProcessExited():
                 if life := self._life(event.role, event.incarnation):

@@ -91,7 +91,7 @@ class RoleSample(_Event, tag="role_sample"):
     cpu: float
     """CPU seconds used so far."""
     phase_age: float = 0.0
-    """Seconds since the phase was entered; prefill and decode count as one phase."""
+    """Seconds since the phase was entered; prefill and decode count as one, running and idle too."""
     active_age: float = 0.0
     """Seconds since the process last used more of a core than the activity floor."""
     progress_age: float = 0.0

@@ -163,10 +163,10 @@ def _unproductive(life: Life, ctx: Context) -> Sign | None:
 def _no_tokens(life: Life, ctx: Context) -> Sign | None:
     """A rollout with runnable work that makes no token."""
     sample = life.sample
-    if sample is None or not life.armed or sample.phase not in GENERATING or not sample.pending or life.answered >= life.sampled:
+    if sample is None or not life.armed or sample.phase not in GENERATING or not sample.pending:
         return None
     limit = _graced(life, ctx, "rollout.no_tokens")
-    if sample.progress_age < limit or life.sampled - life.answered < limit:
+    if sample.progress_age < limit:
         return None
     onset = life.since("progress_age")
     return Sign(SUSPECT, max(onset, life.answered) + limit, onset, limit, _seen(life))
@@ -174,13 +174,13 @@ def _no_tokens(life: Life, ctx: Context) -> Sign | None:
 
 def _wedged(life: Life, ctx: Context) -> Sign | None:
     """A rollout whose engine loop does not come round, whatever the phase."""
-    if life.sample is None or not life.armed or life.answered >= life.sampled:
+    if life.sample is None or not life.armed:
         return None
     limit = _graced(life, ctx, "rollout.wedged")
     if life.sample.loop_age < limit:
         return None
     onset = life.since("loop_age")
-    return Sign(SUSPECT, onset + limit, onset, limit, _seen(life))
+    return Sign(SUSPECT, max(onset, life.answered) + limit, onset, limit, _seen(life))
 
 
 def _agent_silent(life: Life, ctx: Context) -> Sign | None:

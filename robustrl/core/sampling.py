@@ -17,8 +17,10 @@ from .thresholds import KEEP_ALIVE
 _WINDOW = 1.0
 """Seconds: a burst is activity only if it amounts to the floor over this time; the odd housekeeping of an idle process does not."""
 _WENT_QUIET = 0.5
-"""A mark that is always there: it tells how far a rank had come when it stopped working."""
+"""Seconds: a mark of inactivity that is always there; it tells how far a rank had come when it stopped working."""
 _GENERATING = (Phase.PREFILL, Phase.DECODE)
+_ONE_SPELL = dict.fromkeys(_GENERATING, "generate") | dict.fromkeys((Phase.RUNNING, Phase.IDLE), "serve")
+"""Phases that alternate by the millisecond: a change between them is not logged and begins no new age."""
 
 
 class ActivityMeter:
@@ -66,14 +68,14 @@ class Sampler:
     def configure(self, floor: float, marks: Iterable[float]) -> None:
         """From the next look on."""
         self._meter.floor = floor
-        self._marks = tuple(sorted({*marks, _WENT_QUIET}))
+        self._marks = tuple(marks)
 
     def look(self, now: float, *, phase: Phase, progress: int, pending: int, step: int, version: int, loop_age: float, cpu: float,
              process: Callable[[], str]) -> ev.RoleSample | None:  # fmt: skip
         """A sample to log, or None. ``now``: the agent's monotonic seconds; ``process`` reads the state letter, when it is needed."""
         self._meter.read(now, cpu)
         generating = phase in _GENERATING
-        spell = "generate" if generating else phase
+        spell = _ONE_SPELL.get(phase, phase)
         if spell != self._phase:
             self._phase, self._phase_since, self._progress_since = spell, now, now
         if progress != self._progress or phase in QUIET or (generating and not pending):
@@ -82,8 +84,10 @@ class Sampler:
         ages = [round(age, 4) for age in (now - self._phase_since, now - self._meter.last, now - self._progress_since, loop_age)]
         counted = ages[3:] if phase in QUIET else ages
         passed = tuple(sum(mark <= age for mark in self._marks) for age in counted)
+        if phase not in QUIET:
+            passed += (ages[1] >= _WENT_QUIET,)
         key = (spell, step, version, passed)
-        if key == self._key and now - self._logged < KEEP_ALIVE:
+        if key == self._key and now - self._logged < KEEP_ALIVE - 1e-6:
             return None
         self._key, self._logged = key, now
         lag, self._lag = self._lag, 0.0

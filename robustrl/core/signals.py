@@ -102,7 +102,7 @@ class Life:
         """Someone lost its connection to this role."""
         self.pull: tuple[float, ev.PullStarted] | None = None
         self.beat: Beat | None = None
-        self.beats = self.misses = self.answers = 0
+        self.beats = self.misses = self.answers = self.last_answer = 0
         self.answered = -math.inf
         self.standing: dict[str, Standing] = {}
         self.failed = False
@@ -151,7 +151,7 @@ class Life:
 
     def _learn(self, old: ev.RoleSample, new: ev.RoleSample, seconds: float, at: float) -> None:
         phase = Phase(old.phase)
-        if new.phase != old.phase and not (phase in GENERATING and new.phase in GENERATING):
+        if self.kind is RoleKind.TRAINER and new.phase != old.phase:
             duration = at - new.phase_age - self.began["phase_age"][0]
             self.history(phase).add(max(0.0, duration))
         if 0 < seconds <= _LONGEST_STEP and old.pending > 0 and (phase is Phase.TRAIN or phase in GENERATING):

@@ -81,7 +81,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """The right of one puller to chunks ``start`` up to (not including) ``stop`` of one holder's copy, until ``expires``."""
+    """The right of one puller to chunks ``start`` up to (not including) ``stop`` of one holder's copy, until ``expires``.
+
+    Of these it pulls those that it has not got yet.
+    """
 
     id: int
     puller: str
@@ -129,6 +132,8 @@ class _Copy(msgspec.Struct):
     granted: int = 0
     """Chunks given out so far."""
     lease: Lease | None = None
+    lacking: int = 0
+    """Chunks of the lease that its puller did not have when it was given."""
     shunned: dict[str, float] = msgspec.field(default_factory=dict)
     """Pullers that had trouble with this copy, and until when they get another one if there is one."""
 
@@ -245,11 +250,12 @@ class WeightDirectory:
         start = next((index for index in range(about.chunks) if index not in have and index not in taken), None)
         if start is None:
             return None
-        stop = next((index for index in range(start, about.chunks) if index in have or index in taken), about.chunks)
+        stop = next((index for index in range(start, about.chunks) if index in taken), about.chunks)
+        lacking = sum(index not in have for index in range(start, stop))
         others = [(role, copy) for role, copy in self._copies.get(version, {}).items() if role != puller]
         others = [one for one in others if puller not in one[1].shunned] or others
         if any(copy.relay for _, copy in others):
-            others = [one for one in others if one[1].relay or one[1].granted + stop - start <= SOURCE_COPIES * about.chunks]
+            others = [one for one in others if one[1].relay or one[1].granted + lacking <= SOURCE_COPIES * about.chunks]
         free = [one for one in others if one[1].lease is None]
         if not free:
             return None
@@ -258,7 +264,7 @@ class WeightDirectory:
                       address=copy.address, version=version, digest=about.digest, nbytes=about.nbytes, start=start, stop=stop,
                       expires=now + self._duration(about, stop - start))
         self._next_lease += 1
-        copy.lease, copy.granted = lease, copy.granted + stop - start
+        copy.lease, copy.lacking, copy.granted = lease, lacking, copy.granted + lacking
         self._leases[lease.id] = lease
         return lease
 
@@ -290,7 +296,7 @@ class WeightDirectory:
         lease = self._leases.get(lease_id)
         if lease is not None:
             copy = self._copies[lease.version][lease.source]
-            copy.granted -= max(0, lease.stop - lease.start - received)
+            copy.granted -= max(0, copy.lacking - received)
             copy.shunned[lease.puller] = now + self._shun_seconds
             self._end(lease)
 

@@ -1,0 +1,115 @@
+"""What a node agent logs: ages that are exact to a look, changes at once, and one sign of life a second."""
+
+from __future__ import annotations
+
+import pytest
+
+from robustrl.core.roles import Phase
+from robustrl.core.sampling import ActivityMeter, Sampler
+
+
+class Looker:
+    """Looks at a role every 0.1 s; what the role shows is set between looks."""
+
+    def __init__(self, marks: tuple[float, ...] = (), start: float = 100.0) -> None:
+        self.sampler = Sampler("trainer-0", 1, marks=marks)
+        self.shown = {"phase": Phase.TRAIN, "progress": 1, "pending": 3, "step": 1, "version": 0, "loop_age": 0.0}
+        self.cpu, self.ticks, self.start = 0.0, 0, start
+        self.logged = []
+
+    def look(self, times: int = 1, busy: float = 1.0, **shown):
+        self.shown.update(shown)
+        for _ in range(times):
+            self.ticks += 1
+            self.cpu += 0.1 * busy
+            sample = self.sampler.look(self.start + self.ticks / 10, cpu=self.cpu, process=lambda: "S", **self.shown)
+            if sample:
+                self.logged.append((round(self.ticks / 10, 1), sample))
+        return self
+
+    def times(self):
+        return [t for t, _ in self.logged]
+
+
+def test_a_healthy_role_is_logged_once_a_second():
+    looker = Looker()
+    for i in range(50):
+        looker.look(progress=i)
+    assert looker.times() == [0.1, 1.1, 2.1, 3.1, 4.1]
+
+
+@pytest.mark.parametrize("change", [{"phase": Phase.OPTIMIZER}, {"step": 2}, {"version": 1}])
+def test_a_change_is_logged_at_once(change):
+    looker = Looker().look(3)
+    looker.look(progress=2, **change)
+    assert looker.times() == [0.1, 0.4]
+
+
+@pytest.mark.parametrize("phases", [(Phase.PREFILL, Phase.DECODE), (Phase.RUNNING, Phase.IDLE)])
+def test_phases_that_alternate_by_the_millisecond_are_one(phases):
+    looker = Looker()
+    for i in range(9):
+        looker.look(phase=phases[i % 2], progress=i)
+    assert looker.times() == [0.1]
+    assert looker.look(phase=Phase.WAITING_REQUEST).logged[-1][1].phase == "waiting_request"
+
+
+def test_an_age_past_its_mark_is_logged_at_the_first_look_and_so_is_its_return():
+    looker = Looker(marks=(2.0,))
+    looker.look(10)
+    start = looker.ticks / 10
+    looker.look(25, busy=0.0)
+    passed = [(t, s.active_age) for t, s in looker.logged if s.active_age >= 2.0]
+    assert passed[0] == (pytest.approx(start + 2.0), pytest.approx(2.0)), "exact to the look"
+    count = len(looker.logged)
+    looker.look(1, busy=1.0)
+    assert len(looker.logged) == count + 1 and looker.logged[-1][1].active_age == 0.0
+
+
+def test_the_clock_that_the_agent_has_does_not_matter():
+    runs = [Looker(marks=(2.0,), start=start).look(10).look(30, busy=0.0).logged for start in (0.0, 5.0, 1e6)]
+    assert runs[0] == runs[1] == runs[2]
+
+
+def test_progress_age_counts_only_work_that_stands_still():
+    looker = Looker().look(20, phase=Phase.WAITING_BATCH)
+    assert looker.logged[-1][1].progress_age == 0.0
+    looker.look(16, phase=Phase.TRAIN)
+    assert [s.progress_age for _, s in looker.logged[-3:]] == pytest.approx([0.0, 0.0, 1.0])
+    rollout = Looker().look(15, phase=Phase.DECODE, pending=0)
+    assert rollout.logged[-1][1].progress_age == 0.0
+
+
+def test_the_largest_lag_since_the_last_sample_is_kept():
+    looker = Looker().look(2).look(1, loop_age=0.4).look(8, loop_age=0.0)
+    assert [s.lag for _, s in looker.logged] == [0.0, 0.4]
+
+
+def test_a_quiet_phase_has_no_marks_but_the_loops():
+    looker = Looker(marks=(2.0,)).look(1, phase=Phase.WAITING_BATCH)
+    looker.look(30, busy=0.0)
+    assert looker.times() == [0.1, 1.1, 2.1, 3.1]
+    looker.look(1, loop_age=2.5)
+    assert looker.times()[-1] == 3.2
+
+
+def _meter(bursts: list[float], floor: float = 0.05, step: float = 0.1) -> ActivityMeter:
+    meter, used = ActivityMeter(floor), 0.0
+    meter.read(0.0, 0.0)
+    for i, spent in enumerate(bursts, 1):
+        used += spent
+        meter.read(i * step, used)
+    return meter
+
+
+def test_a_process_that_stops_is_quiet_from_that_look_on():
+    assert _meter([0.1] * 10 + [0.03] + [0.0] * 20).last == pytest.approx(1.1), "it may have stopped at the end of the eleventh stretch"
+    assert _meter([0.1] * 10 + [0.003] + [0.0] * 20).last == pytest.approx(1.003), "below the floor, and still never too early"
+
+
+def test_housekeeping_is_no_activity_and_a_duty_cycle_is():
+    assert _meter([0.1] * 10 + [0.0004] * 30).last == pytest.approx(1.0, abs=0.001)
+    idle = [0.0] * 30
+    idle[15] = 0.02  # 20 ms at once: more than 5% of a look, less than 5% of a second
+    assert _meter([0.1] * 10 + idle).last == pytest.approx(1.0)
+    assert _meter([0.02, 0.0] * 20).last > 3.8
