@@ -27,6 +27,8 @@ from .status_page import StatusPage
 from .wire import HostClient
 
 T = TypeVar("T")
+UCX_ROOM = 16 << 20
+"""Bytes of the shared-memory mount that a process with UCX is sure to get along with; 4 MB each were measured."""
 _REST = {RoleKind.TRAINER: Phase.WAITING_BATCH, RoleKind.ROLLOUT: Phase.WAITING_REQUEST}
 
 
@@ -132,6 +134,17 @@ class Role:
 
     def emit(self, event: ev.Event) -> None:
         self.emitter.emit(event)
+
+    def choose_transport(self) -> None:
+        """UCX's settings, before ucxx is imported. Where the shared-memory mount is too small, UCX would go over TCP without a word."""
+        from ..transport import settings
+
+        mount = os.statvfs(self.spec.shm_dir)
+        free = mount.f_bavail * mount.f_frsize
+        settings.apply("shm" if free >= UCX_ROOM else "tcp", shm_dir=self.spec.shm_dir)
+        if free < UCX_ROOM:
+            text = f"{self.spec.role}: the shared-memory mount has {free >> 20} MiB left, UCX needs {UCX_ROOM >> 20}: weights go over tcp"
+            self.emit(ev.WarningRaised(text=text))
 
     async def peer(self, role: str, incarnation: int = 1) -> Peer:
         """Handle of another role, whose actor must exist by now."""

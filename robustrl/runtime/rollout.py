@@ -25,7 +25,6 @@ from ..engines.base import Delta, Engine, Request, make_engine
 from ..rl.models import resolve_model
 from ..rl.tasks import make_task
 from ..rl.trajectory import Trajectory
-from ..transport import settings
 from .role import Role
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 class Rollout(Role):
     async def on_open(self) -> None:
-        settings.apply(shm_dir=self.spec.shm_dir)
+        self.choose_transport()
         self._loop = asyncio.get_running_loop()
         self._out: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -19,9 +19,8 @@ import numpy as np
 from ..core import events as ev
 from ..core.roles import Phase
 from ..errors import WeightsError
-from ..transport import settings
 from ..transport.manifest import Layout, build_manifest
-from .role import Role
+from .role import UCX_ROOM, Role
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -54,7 +53,7 @@ def map_slot(path: str) -> np.ndarray:
 
 class StateKeeper(Role):
     async def on_open(self) -> None:
-        settings.apply(shm_dir=self.spec.shm_dir)
+        self.choose_transport()
         from ..transport.server import WeightServer
 
         self._slots: list[Slot] = []
@@ -77,8 +76,8 @@ class StateKeeper(Role):
     def _make(self, number: int, weights_bytes: int, state_bytes: int) -> Slot:
         folder = Path(self.spec.shm_dir)
         size = weights_bytes + state_bytes
-        free = os.statvfs(folder)
-        if free.f_bavail * free.f_frsize < size:
+        mount = os.statvfs(folder)
+        if mount.f_bavail * mount.f_frsize < size + UCX_ROOM * self.config.rollouts:  # they start UCX at about this time
             folder = Path(self.spec.temp_dir)
             self.emit(
                 ev.WarningRaised(

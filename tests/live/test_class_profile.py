@@ -74,15 +74,40 @@ def test_its_first_optimizer_step_comes_soon(ended: dict[str, Any]) -> None:
     assert seconds is not None and seconds <= _FIRST_STEP
 
 
-def test_weights_still_go_over_ucx_and_a_fall_back_is_said_aloud(ended: dict[str, Any]) -> None:
+def test_weights_go_over_ucx_through_the_small_shared_memory(ended: dict[str, Any]) -> None:
     entries = [e.event for e in read_log(ended["folder"] / "events.jsonl")]
     pulls = [event for event in entries if isinstance(event, ev.PullCommitted)]
     assert {pull.target for pull in pulls} == {"rollout-0", "rollout-1"} and all(pull.bytes > 0 for pull in pulls)
     warnings = [event.text for event in entries if isinstance(event, ev.WarningRaised)]
-    assert {pull.transport for pull in pulls} == {"shm"} or any("tcp" in text for text in warnings), warnings
+    assert {pull.transport for pull in pulls} == {"shm"} and not warnings
 
 
 def test_light_roles_load_no_torch_and_shared_memory_is_given_back(ended: dict[str, Any]) -> None:
     with_torch = {name for name, loaded in ended["torch"].items() if loaded}
     assert with_torch == {"trainer-0", "rollout-0", "rollout-1"}
     assert ended["end"]["left"] == ["jobs"]
+
+
+_TINY_SHM_JOB = """
+import robustrl
+job = robustrl.launch(name="class", profile="class", steps=2, evaluation_prompts=0, rollouts=1, agent_workers=1, run_dir="/tmp/runs")
+print(job.run_dir, flush=True)
+job.wait(timeout=240)
+job.stop()
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(420)
+def test_without_room_in_shared_memory_weights_go_over_tcp_and_the_log_says_so(tmp_path: Path) -> None:
+    with small_container(_TINY_SHM_JOB, tmp_path / "tmp", shm=4 << 20) as process:
+        assert process.stdout is not None
+        run_dir = process.stdout.readline().strip()
+        rest = process.stdout.read()
+        assert process.wait(20) == 0, rest
+    entries = [e.event for e in read_log(tmp_path / "tmp" / Path(run_dir).relative_to("/tmp") / "events.jsonl")]
+    assert {event.transport for event in entries if isinstance(event, ev.PullCommitted)} == {"tcp"}
+    warnings = [event.text for event in entries if isinstance(event, ev.WarningRaised)]
+    for role in ("state_keeper-0", "rollout-0"):
+        assert any(text.startswith(role) and "over tcp" in text for text in warnings), warnings
+    assert any("on disk" in text for text in warnings), warnings
