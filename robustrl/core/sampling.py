@@ -82,9 +82,9 @@ class Sampler:
             self._progress, self._progress_since = progress, now
         self._lag = max(self._lag, loop_age)
         ages = [round(age, 4) for age in (now - self._phase_since, now - self._meter.last, now - self._progress_since, loop_age)]
-        counted = ages[3:] if phase in QUIET else ages
-        passed = tuple(sum(mark <= age for mark in self._marks) for age in counted)
-        if phase not in QUIET:
+        works = phase not in QUIET and spell != "serve"
+        passed = tuple(sum(mark <= age for mark in self._marks) for age in (ages if works else ages[3:]))
+        if works:
             passed += (ages[1] >= _WENT_QUIET,)
         key = (spell, step, version, passed)
         if key == self._key and now - self._logged < KEEP_ALIVE - 1e-6:
