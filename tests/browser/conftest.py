@@ -27,12 +27,11 @@ import pytest
 
 from robustrl.runtime.processes import MARK, find_marked
 
-CHROMIUM = "/usr/bin/chromium"
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
           "--disable-component-update", "--disable-sync"]
 _CHECKOUT = Path(__file__).parents[2]
 ARTIFACTS = _CHECKOUT / "test-artifacts" / "browser"
-_WIDTH, _HEIGHT = 1280, 900
+_WIDTH, _HEIGHT = 1280, 1400
 _SERVER_DEADLINE = 90.0
 _USER_FOLDERS = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR",
                  "IPYTHONDIR", "HOME")
@@ -66,8 +65,16 @@ class Seen:
     """Requests that would have left the machine."""
 
 
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of the system's Chromium: Playwright's own may not be downloaded."""
+    if path := shutil.which("chromium"):
+        return path
+    pytest.skip("no chromium on this machine. Debian: apt-get update && apt-get install chromium")
+
+
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     base = tmp_path_factory.mktemp("lab")
     folder = base / "notebooks"
     shutil.copytree(_CHECKOUT / "notebooks", folder, ignore=shutil.ignore_patterns("runs", ".ipynb_checkpoints"))
@@ -93,15 +100,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def page(lab: Lab) -> Iterator[tuple[Any, Seen]]:
+def page(chromium: str) -> Iterator[tuple[Any, Seen]]:
     """A page in the light theme at 1280 pixels, and what it did that it should not."""
-    if not Path(CHROMIUM).exists():
-        pytest.skip(f"{CHROMIUM} is missing. Debian: apt-get update && apt-get install chromium")
     from playwright.sync_api import sync_playwright
 
     seen = Seen()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=_FLAGS)
+        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=_FLAGS)
         ARTIFACTS.mkdir(parents=True, exist_ok=True)
         context = browser.new_context(viewport={"width": _WIDTH, "height": _HEIGHT}, color_scheme="light")
         context.route("**/*", lambda route: _only_here(route, seen))

@@ -17,6 +17,7 @@ from tests.live.conftest import assert_clean
 
 _NOTEBOOK = "01_first_job.ipynb"
 _RUN_DEADLINE = 240.0
+_PLOTS = 3
 
 
 @pytest.mark.timeout(900)
@@ -25,6 +26,7 @@ def test_run_all_twice(lab: Lab, page: tuple[Any, Seen]) -> None:
     _open(view, lab)
     for number in (1, 2):
         _run_all(view, lab)
+        assert view.locator(".bk-Figure").count() == _PLOTS, "plots that were drawn"
         _photograph(view, f"run-{number}")
         _check_saved(view, lab, number)
     assert seen.outside == [], "something tried to leave the machine"
