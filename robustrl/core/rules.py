@@ -122,7 +122,7 @@ def _no_marks(life: Life, ctx: Context) -> Sign | None:
     limit = _graced(life, ctx, "trainer.no_marks")
     if sample.progress_age < limit or sample.active_age >= _graced(life, ctx, "trainer.no_compute"):
         return None
-    return _blamed(life, ctx, life.since("progress_age"), limit)
+    return _blamed(life, ctx, life.since("progress_age"), limit, busy=True)
 
 
 def _silent(life: Life, ctx: Context) -> Sign | None:
@@ -257,15 +257,15 @@ def _graced(life: Life, ctx: Context, path: str) -> float:
     return limit if life.progressed else max(limit, ctx.limit(life, f"{SECTION[life.kind]}.grace"))
 
 
-def _blamed(life: Life, ctx: Context, onset: float, limit: float) -> Sign:
-    peer, how = _culprit(life, ctx)
+def _blamed(life: Life, ctx: Context, onset: float, limit: float, busy: bool = False) -> Sign:
+    peer, how = _culprit(life, ctx, busy)
     evidence = {"chosen_by": how, **_seen(life)}
     if peer:
         return Sign(WAITING, onset + limit, onset, limit, {"peer": peer, **evidence}, peer=peer)
     return Sign(FAILED, onset + limit, onset, limit, evidence)
 
 
-def _culprit(life: Life, ctx: Context) -> tuple[str, str]:
+def _culprit(life: Life, ctx: Context, busy: bool) -> tuple[str, str]:
     """(the rank that this one waits for, or empty if it waits for none; how that was told)."""
     others = sorted((other for other in ctx.of_kind(RoleKind.TRAINER) if other is not life), key=lambda other: other.role)
     if not others:
@@ -283,7 +283,9 @@ def _culprit(life: Life, ctx: Context) -> tuple[str, str]:
     last = min(others, key=_position)
     if _position(last) < mine:
         return last.role, "micro-batch counter"
-    level = [other for other in idle if _position(other) == mine]
+    level = [other for other in others if _position(other) == mine]
+    if not busy and (working := [other for other in level if other not in idle]):
+        return working[0].role, "peer at work"  # in lockstep all wait for the slowest
     if level:
         first = min(level, key=lambda other: other.since("active_age"))
         if first.since("active_age") < life.since("active_age") - _TOGETHER:
