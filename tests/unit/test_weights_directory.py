@@ -28,9 +28,27 @@ def test_lease_names_everything() -> None:
     assert lease.expires > 15.0
 
 
-def test_lease_covers_the_first_run_of_lacking_chunks() -> None:
-    lease = directory_with().lease("rollout-0", 1, 1, {0, 1, 5}, 0.0)
-    assert lease is not None and (lease.start, lease.stop) == (2, 5)
+def test_lease_begins_at_the_first_lacking_chunk_and_counts_what_lacks() -> None:
+    directory = directory_with()
+    for _ in range(5):  # 5 x 4 lacking chunks are two copies of ten: the source's share, although every lease spans eight
+        lease = directory.lease("rollout-0", 1, 1, {0, 1, 5, 6, 7, 8}, 0.0)
+        assert lease is not None and (lease.start, lease.stop) == (2, 10)
+        directory.release(lease.id)
+    directory.commit("rollout-1", 1, 1, "d1", ("r", 1))
+    busy = directory.lease("rollout-2", 1, 1, (), 0.0)
+    assert busy is not None and busy.source == "rollout-1"
+    assert directory.lease("rollout-0", 1, 1, set(range(9)), 0.0) is None
+
+
+def test_what_a_failed_source_did_not_send_is_not_counted() -> None:
+    directory = directory_with()
+    for _ in range(20):
+        lease = directory.lease("rollout-0", 1, 1, (), 0.0)
+        assert lease is not None
+        directory.fail(lease.id, 1, 0.0)
+    directory.commit("rollout-1", 1, 1, "d1", ("r", 1))
+    assert directory.lease("rollout-2", 1, 1, (), 0.0) is not None
+    assert directory.lease("rollout-3", 1, 1, (), 0.0) is None, "20 chunks are two copies: the share of the source is spent"
 
 
 def test_a_copy_serves_one_puller_until_it_is_released_or_expires() -> None:
@@ -239,7 +257,7 @@ class Directory(RuleBasedStateMachine):
         self._met(role, incarnation)
         if lease is not None:
             assert lease.id not in self.ids and lease.source != role and lease.expires > self.now
-            assert not have & set(range(lease.start, lease.stop)) and lease.start < lease.stop
+            assert lease.start not in have and lease.start < lease.stop
             assert version in (None, lease.version) and lease.digest == self.digests[lease.version]
             self.ids.add(lease.id)
 
