@@ -184,6 +184,8 @@ def check(config: JobConfig) -> None:
         raise ConfigError("name", config.name, "must be 1 to 32 letters, digits, - and _, the first a letter")
     if config.address is None:
         _check_cluster(config)
+    elif not config.address.strip():
+        raise ConfigError("address", config.address, "must be HOST:PORT of a Ray cluster's GCS, or 'auto'; None starts raylets of our own")
     if (total := config.prompts_per_step * config.samples_per_prompt) % config.trainer_ranks:
         raise ConfigError("trainer_ranks", config.trainer_ranks, f"must divide the {total} trajectories of a step (prompts_per_step x "
                           f"samples_per_prompt = {config.prompts_per_step} x {config.samples_per_prompt})")

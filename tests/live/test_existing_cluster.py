@@ -24,6 +24,8 @@ cluster.add_node(**options)
 print(cluster.address, flush=True)
 time.sleep(3600)
 """
+_SITE = "import sys; sys.modules['rfc3987_syntax'] = None"
+"""See runtime/ray_worker.py: Ray aborts a node whose agents are not up within 15 s, which they otherwise miss on a busy machine."""
 _ALIVE = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False); print(sum(node['Alive'] for node in ray.nodes()))"
 
 
@@ -32,11 +34,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     """Environment of a process that can reach the cluster; RAY_ADDRESS names it."""
     folder = Path("/tmp") / f"rr-test-{os.getpid()}"  # short: Ray puts sockets below it
     folder.mkdir()
+    site = tmp_path_factory.mktemp("site")
+    (site / "sitecustomize.py").write_text(_SITE)
     environment = os.environ | {"RAY_TMPDIR": str(folder), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    process = subprocess.Popen([sys.executable, "-c", _CLUSTER], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    started = environment | {"PYTHONPATH": str(site)}
+    process = subprocess.Popen([sys.executable, "-c", _CLUSTER], env=started, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert process.stdout is not None
-        yield environment | {"RAY_ADDRESS": process.stdout.readline().strip()}
+        address = process.stdout.readline().strip()
+        assert address, "Ray's own cluster did not come up: see its output above"
+        yield environment | {"RAY_ADDRESS": address}
     finally:
         subprocess.run(["pkill", "-KILL", "-f", str(folder)], check=False)
         process.kill()

@@ -39,6 +39,7 @@ def test_the_defaults_are_accepted():
     ({"grpo": {"clip": 1.5}}, "grpo.clip = 1.5: must be at most 1"),
     ({"deadlines": {"pull": -1}}, "deadlines.pull = -1.0: must be greater than 0 and finite"),
     ({"deadlines": {"stop": math.inf}}, "deadlines.stop = inf: must be greater than 0 and finite"),
+    ({"address": ""}, "address = '': must be HOST:PORT of a Ray cluster's GCS, or 'auto'; None starts raylets of our own"),
     ({"nodes": 2}, "nodes = 2: must be at least 3: one for management, one for the trainer, one for rollouts; profile='class' runs on one"),
     ({"nodes": -1, "profile": "class"}, "nodes = -1: must be at least 1"),
     ({"trainer_ranks": 8}, "trainer_ranks = 8: must be at most 4, the trainer slots of the one trainer node (profile 'lab'); "
