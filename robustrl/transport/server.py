@@ -68,7 +68,8 @@ class WeightServer:
         self._secret = secret
         self._floor_seconds, self._floor_rate = floor_seconds, floor_rate
         self._staged: dict[int, _Staged] = {}
-        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._strangers: dict[asyncio.Task[bool], socket.socket] = {}
+        """Connections whose hello is not done, oldest first."""
         self._sessions: dict[asyncio.Task[None], _Session] = {}
         self._lane = lanes.get()
         self._listener = socket.create_server((host, port), backlog=128, reuse_port=False)
@@ -152,38 +153,37 @@ class WeightServer:
                 log.warning("%s: accept failed (%s)", self.role, error)
                 await asyncio.sleep(0.05)
                 continue
-            if len(self._strangers) >= MAX_STRANGERS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
-                oldest.cancel()
+            if sum(not task.cancelling() for task in self._strangers) >= MAX_STRANGERS:  # the oldest makes room
+                next(task for task in self._strangers if not task.cancelling()).cancel()
             task = asyncio.create_task(self._meet(sock))
-            self._strangers[task] = None
-            task.add_done_callback(lambda done: self._strangers.pop(done, None))
+            self._strangers[task] = sock
+            task.add_done_callback(self._met)
 
-    async def _meet(self, sock: socket.socket) -> None:
-        """The hello; a stranger that passes becomes a session of its own task."""
+    def _met(self, task: asyncio.Task[bool], /) -> None:
+        """Also for those that were cancelled before they began."""
+        sock = self._strangers.pop(task)
+        if task.cancelled() or not task.result():
+            self.refusals += 1
+            sock.close()
+
+    async def _meet(self, sock: socket.socket) -> bool:
+        """The hello; a stranger that passes becomes a session with a task of its own. False: refused."""
         channel = wire.Channel(sock)
         try:
-            async with asyncio.timeout(wire.HELLO_SECONDS):
-                hello, answer = await wire.admit(channel, self._secret, self.role, self.incarnation, self._lane.worker_address(),
-                                                 settings.machine_id())
+            admission = wire.admit(channel, self._secret, self.role, self.incarnation, self._lane.worker_address(), settings.machine_id())
+            hello, answer = await asyncio.wait_for(admission, wire.HELLO_SECONDS)
             if len(self._sessions) >= MAX_PULLERS:
                 raise wire.ProtocolError(f"{MAX_PULLERS} pullers are connected already")
             endpoint = self._lane.endpoint(answer.ucx)
         except (wire.ProtocolError, wire.Gone, TimeoutError, self._lane.api.UCXError) as error:
-            self.refusals += 1
             log.info("%s: connection refused: %s", self.role, error or "no hello in time")
-            channel.close()
-            return
-        except asyncio.CancelledError:
-            self.refusals += 1
-            channel.close()
-            raise
+            return False
         session = _Session(channel, f"{hello.role} incarnation {hello.incarnation}", endpoint,
                            settings.between(answer.machine == settings.machine_id()))
         task = asyncio.create_task(self._serve(session))
         self._sessions[task] = session
         task.add_done_callback(lambda done: self._sessions.pop(done, None))
+        return True
 
     async def _serve(self, session: _Session) -> None:
         try:

@@ -19,6 +19,8 @@ _TCP = {"UCX_TLS": "tcp", "UCX_RNDV_SCHEME": "put_zcopy"}
 _SHM = {"UCX_TLS": "posix,tcp", "UCX_POSIX_ERROR_HANDLING": "y"}
 _SETTINGS: dict[str, dict[str, str]] = {"tcp": _TCP, "shm": _SHM, "auto": {}}
 _CHOICES = "must be one of 'shm' (one machine; tcp where a peer is elsewhere), 'tcp', 'auto' (what UCX finds, RDMA and CUDA included)"
+_OURS = "ROBUSTRL_UCX_SETTINGS"
+"""Names what ``apply`` has set, in the environment too, so that a child process does not take it for the user's own."""
 _applied: dict[str, str] | None = None
 
 
@@ -34,9 +36,10 @@ def apply(transport: str = "shm", shm_dir: str | None = None) -> None:
     if "ucxx" in sys.modules and wanted != _applied:
         raise RuntimeError(f"UCX settings {wanted} come too late: ucxx is imported already with {_applied or 'settings of its own'}; "
                            "call robustrl.transport.settings.apply before anything imports ucxx")
-    for name, value in wanted.items():
-        if name not in os.environ or (_applied or {}).get(name) == os.environ[name]:
-            os.environ[name] = value
+    for name in filter(None, os.environ.pop(_OURS, "").split(",")):
+        os.environ.pop(name, None)
+    ours = [name for name in wanted if name not in os.environ]
+    os.environ.update({name: wanted[name] for name in ours} | {_OURS: ",".join(ours)})
     _applied = wanted
 
 

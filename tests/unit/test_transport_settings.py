@@ -1,0 +1,87 @@
+"""UCX's settings are made in one place, before ucxx is imported, and the user's own win."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from robustrl.errors import ConfigError
+from robustrl.transport import settings
+
+
+def in_fresh_process(code: str, **environment: str) -> dict:
+    """What ``code`` puts into ``out``, run where ucxx is not imported."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("UCX")}
+    script = f"import json, os, sys\nfrom robustrl.transport import settings\nout = {{}}\n{code}\nprint(json.dumps(out))"
+    done = subprocess.run([sys.executable, "-c", script], env=clean | environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_unknown_transport() -> None:
+    with pytest.raises(ConfigError, match="transport = 'rdma': must be one of 'shm' .*'tcp', 'auto'"):
+        settings.apply("rdma")
+
+
+def test_apply_sets_what_the_transport_needs_and_can_change_its_mind_before_the_import() -> None:
+    out = in_fresh_process("""
+for name in ("shm", "tcp", "auto"):
+    settings.apply(name)
+    out[name] = [settings.in_use(), settings.between(False), os.environ.get("UCX_POSIX_ERROR_HANDLING")]
+out["imported"] = "ucxx" in sys.modules
+""")
+    assert out == {"shm": ["shm", "tcp", "y"], "tcp": ["tcp", "tcp", None], "auto": ["auto", "auto", None], "imported": False}
+
+
+def test_the_users_variables_win() -> None:
+    out = in_fresh_process("settings.apply('shm', shm_dir='/dev/shm/x')\nout = dict(os.environ)", UCX_TLS="tcp", UCX_POSIX_DIR="/mine")
+    assert out["UCX_TLS"] == "tcp" and out["UCX_POSIX_DIR"] == "/mine" and out["UCX_POSIX_ERROR_HANDLING"] == "y"
+
+
+def test_what_a_parent_applied_is_not_the_users() -> None:
+    out = in_fresh_process("""
+import subprocess
+settings.apply("shm")
+child = "from robustrl.transport import settings; settings.apply('tcp'); print(settings.in_use())"
+out["child"] = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, timeout=30).stdout.strip()
+""")
+    assert out == {"child": "tcp"}
+
+
+def test_other_settings_after_the_import_are_refused() -> None:
+    pytest.importorskip("ucxx")
+    out = in_fresh_process("""
+settings.apply("tcp")
+import ucxx
+settings.apply("tcp")
+try:
+    settings.apply("shm")
+except RuntimeError as error:
+    out["error"] = str(error)
+""")
+    assert "too late: ucxx is imported already" in out["error"]
+
+
+def test_describe_without_ucxx_says_how_to_install_it() -> None:
+    out = in_fresh_process("sys.modules['ucxx'] = None\nout = settings.describe()")
+    assert out["installed"] is False and "pip install 'robustrl[job]'" in out["hint"]
+
+
+def test_describe() -> None:
+    pytest.importorskip("ucxx")
+    out = in_fresh_process("settings.apply('tcp')\nout = settings.describe()")
+    assert out["installed"] and out["in_use"] == "tcp" and out["library"].endswith(".so") or ".so." in out["library"]
+    assert isinstance(out["rdma"], bool) and isinstance(out["cuda"], bool) and out["ucx"][0].isdigit()
+    assert out["settings"]["UCX_TLS"] == "tcp"
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    out = in_fresh_process("""
+import robustrl.core.weights, robustrl.transport.manifest, robustrl.transport.wire
+out["heavy"] = [name for name in ("ucxx", "torch", "ray", "vllm") if name in sys.modules]
+""")
+    assert out["heavy"] == []
