@@ -134,14 +134,14 @@ class WeightServer:
 
     async def _close(self, timeout: float) -> None:
         self._accepting.cancel()
+        await asyncio.wait([self._accepting])
         self._listener.close()
-        for task in self._strangers:
-            task.cancel()
         if self._sessions:
             await asyncio.wait(self._sessions, timeout=timeout)
-        for task in [*self._sessions, *self._strangers]:
+        others: list[asyncio.Task[Any]] = [*self._sessions, *self._strangers]
+        for task in others:
             task.cancel()
-        await asyncio.gather(*self._sessions, *self._strangers, self._accepting, return_exceptions=True)
+        await asyncio.gather(*others, return_exceptions=True)
         self._staged.clear()
 
     async def _accept(self) -> None:

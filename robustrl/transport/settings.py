@@ -24,8 +24,10 @@ _OURS = "ROBUSTRL_UCX_SETTINGS"
 _applied: dict[str, str] | None = None
 
 
-def apply(transport: str = "shm", shm_dir: str | None = None) -> None:
-    """Sets the ``UCX_*`` variables that ``transport`` needs. ``shm_dir``: folder for UCX's shared-memory files.
+def apply(transport: str = "shm", shm_dir: str | None = None, host: str | None = None) -> None:
+    """Sets the ``UCX_*`` variables that ``transport`` needs. ``shm_dir``: folder for UCX's shared-memory files. ``host``: the node's IP:
+    UCX
+    listens on every network interface unless it is given (with ``auto`` it does so anyway: an RDMA device has a name of its own).
 
     Raises ConfigError for an unknown transport, and RuntimeError if ucxx is imported already under other settings.
     """
@@ -33,6 +35,8 @@ def apply(transport: str = "shm", shm_dir: str | None = None) -> None:
     if transport not in _SETTINGS:
         raise ConfigError("transport", transport, _CHOICES)
     wanted = _COMMON | _SETTINGS[transport] | ({"UCX_POSIX_DIR": shm_dir} if shm_dir else {})
+    if host and transport != "auto":
+        wanted["UCX_NET_DEVICES"] = _interface(host)
     if "ucxx" in sys.modules and wanted != _applied:
         raise RuntimeError(f"UCX settings {wanted} come too late: ucxx is imported already with {_applied or 'settings of its own'}; "
                            "call robustrl.transport.settings.apply before anything imports ucxx")
@@ -41,6 +45,16 @@ def apply(transport: str = "shm", shm_dir: str | None = None) -> None:
     ours = [name for name in wanted if name not in os.environ]
     os.environ.update({name: wanted[name] for name in ours} | {_OURS: ",".join(ours)})
     _applied = wanted
+
+
+def _interface(host: str) -> str:
+    """Name of the network interface with that address. Raises ConfigError."""
+    import psutil
+
+    addresses = {one.address: name for name, listed in psutil.net_if_addrs().items() for one in listed}
+    if host not in addresses:
+        raise ConfigError("host", host, f"must be an address of this machine: {', '.join(sorted(addresses))}")
+    return addresses[host]
 
 
 def in_use() -> str:

@@ -85,3 +85,20 @@ import robustrl.core.weights, robustrl.transport.manifest, robustrl.transport.wi
 out["heavy"] = [name for name in ("ucxx", "torch", "ray", "vllm") if name in sys.modules]
 """)
     assert out["heavy"] == []
+
+
+def test_ucx_listens_on_the_interface_of_the_host_only() -> None:
+    pytest.importorskip("ucxx")
+    out = in_fresh_process("""
+import psutil
+settings.apply("tcp", host="127.0.0.1")
+from robustrl.transport import lane
+lane.get()
+out["listening"] = sorted({one.laddr.ip for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN"})
+""")
+    assert out == {"listening": ["127.0.0.1"]}
+
+
+def test_host_that_is_not_of_this_machine() -> None:
+    with pytest.raises(ConfigError, match="host = '203.0.113.77': must be an address of this machine: .*127.0.0.1"):
+        settings.apply("tcp", host="203.0.113.77")
