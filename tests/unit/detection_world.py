@@ -68,6 +68,8 @@ class Shape:
     ranks: int = 1
     rollouts: int = 2
     workers: int = 1
+    lockstep: bool = False
+    """Ranks meet at each micro-batch (sharded weights), not only in the optimizer."""
     staleness: int = 1
     batch: int = 32
     tokens: int = 60
@@ -91,9 +93,9 @@ class Shape:
         uniform = dice.uniform
         return cls(
             ranks=dice.choice([1, 1, 2, 3]), rollouts=dice.choice([1, 2, 2, 3]), workers=dice.choice([1, 2]), staleness=dice.choice([0, 1]),
-            batch=dice.randint(8, 48), tokens=dice.randint(20, 120), rate=uniform(30, 120), micro_batches=dice.randint(2, 10),
-            micro_seconds=uniform(0.05, 0.6), tools=dice.choice([0.0, 0.2, 0.5]), tool_seconds=uniform(0.1, 1.5),
-            delay=uniform(0.001, 0.01), jitter=uniform(0.0, 0.02),
+            lockstep=dice.random() < 0.5, batch=dice.randint(8, 48), tokens=dice.randint(20, 120), rate=uniform(30, 120),
+            micro_batches=dice.randint(2, 10), micro_seconds=uniform(0.05, 0.6), tools=dice.choice([0.0, 0.2, 0.5]),
+            tool_seconds=uniform(0.1, 1.5), delay=uniform(0.001, 0.01), jitter=uniform(0.0, 0.02),
             seconds={"advantage": uniform(0.01, 0.5), "optimizer": uniform(0.02, 0.4), "snapshot": uniform(0.05, 0.8),
                      "publish": uniform(0.02, 0.3), "pull": uniform(0.05, 0.8)},
         )  # fmt: skip
@@ -194,6 +196,8 @@ class _Trainer(_Role):
             phase, left = self.todo[0]
             self.phase = phase
             if phase is Phase.OPTIMIZER and not self.world.all_at_optimizer(self.step):
+                return
+            if phase is Phase.TRAIN and self.world.shape.lockstep and self.world.behind(self):
                 return
             if phase is Phase.PUBLISH and not self.world.roles["state_keeper-0"].up:
                 return
@@ -548,6 +552,10 @@ class World:
         return all(r.alive and r.ready and r.step >= step and not (r.todo and r.todo[0][0] in (Phase.ADVANTAGE, Phase.TRAIN))  # type: ignore[attr-defined]
                    for r in ranks)  # fmt: skip
 
+    def behind(self, rank: _Trainer) -> bool:
+        """Another rank has not ended the micro-batch that this one has."""
+        return any(r.step < rank.step or (r.todo and r.pending > rank.pending) for r in self.of(RoleKind.TRAINER))  # type: ignore[attr-defined]
+
     def trained(self, rank: _Role) -> None:
         if rank.name != "trainer-0" or rank.step <= self.step:
             return
@@ -602,7 +610,8 @@ class World:
         role = self.roles.get(fault.role)
         if role is not None and fault.phase and fault.kind != "long_phase":
             role.turn(self.now)
-            if role.phase.value != fault.phase or not role.up:
+            done = fault.phase in ("prefill", "decode") and not role.pending
+            if role.phase.value != fault.phase or not role.up or done:
                 self.after(0.01, lambda: self._try(fault))
                 return
         self.injected.append((self.now, fault))
