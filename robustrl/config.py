@@ -85,6 +85,8 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     run_dir: str = "runs"
     keep_alive: bool | None = None
     """Go on when the owner dies; None: only on an existing cluster."""
+    restarts: int = 3
+    """Times that one role may be restarted; 0: a failed role ends the job."""
     evaluation_prompts: int = 256
     evaluation_every: int = 0
     """Optimizer steps between evaluations; 0: before the first and after the last only."""
@@ -121,7 +123,7 @@ _LEAST_NODES = {"lab": 3, "class": 1}
 
 _AT_LEAST: dict[str, float] = {
     "steps": 1, "seed": 0, "prompts_per_step": 1, "samples_per_prompt": 2, "staleness": 0, "rollouts": 1, "trainer_ranks": 1,
-    "agent_workers": 1, "evaluation_prompts": 0, "evaluation_every": 0, "rollout_concurrency": 1, "max_model_len": 2,
+    "agent_workers": 1, "restarts": 0, "evaluation_prompts": 0, "evaluation_every": 0, "rollout_concurrency": 1, "max_model_len": 2,
     "object_store_mb": 75,
     "grpo.warmup_steps": 0, "grpo.importance_cap": 1, "grpo.kl_coefficient": 0, "grpo.weight_decay": 0, "grpo.micro_batch": 1,
     "sampling.max_tokens": 1,

@@ -17,7 +17,7 @@ import msgspec
 from robustrl.config import JobConfig
 from robustrl.core import events as ev
 from robustrl.core.ledger import Ledger, LedgerError
-from robustrl.core.roles import RoleId, RoleKind, RoleState, check_transition
+from robustrl.core.roles import RoleId, RoleKind, RoleState, check_transition, first_state
 
 _E = TypeVar("_E", bound=msgspec.Struct)
 
@@ -214,15 +214,18 @@ def _consumption(log: _Log) -> _Found:
 
 
 def _announced(log: _Log) -> _Found:
-    """Version numbers only rise and are never used again; each is announced after its step's commit, and every commit is announced."""
+    """Version numbers only rise; a number comes again only from a later life of its holder; each is announced after its step's commit."""
     committed: set[int] = set()
     newest = -1
+    lives: dict[str, int] = {}
     for entry in log.entries:
         match entry.event:
             case ev.OptimizerStepCommitted() as event:
                 committed.add(event.version)
             case ev.VersionAnnounced() as event:
-                if event.version <= newest:
+                again = event.version == newest and event.incarnation > lives.get(event.holder, event.incarnation)
+                lives[event.holder] = event.incarnation
+                if event.version <= newest and not again:
                     yield entry.seq, f"version {event.version} was announced after version {newest}"
                 newest = max(newest, event.version)
                 if event.version not in committed:
@@ -280,8 +283,8 @@ def _pulls(log: _Log) -> _Found:
 
 
 def _staleness(log: _Log) -> _Found:
-    """Batch b is dispatched by version b - 1 - staleness or newer; its tokens are of versions up to b - 1 that its rollout ran on."""
-    origin: dict[int, tuple[str, int]] = {}
+    """Batch b is dispatched by version b - 1 - staleness or newer; its tokens are of versions up to b - 1 that its rollouts ran on."""
+    origin: dict[int, tuple[list[str], int]] = {}
     for entry in log.entries:
         match entry.event:
             case ev.TrajectoriesStarted() as event:
@@ -290,17 +293,25 @@ def _staleness(log: _Log) -> _Found:
                     yield entry.seq, f"batch {event.batch} was dispatched by version {event.version}, not {oldest} to {event.batch - 1}"
                 elif event.version not in log.ran.get(event.rollout, ()):
                     yield entry.seq, f"dispatched to {event.rollout} by version {event.version}, which it never committed"
-                origin.update(dict.fromkeys(event.ids, (event.rollout, event.version)))
+                origin.update({i: ([event.rollout], event.version) for i in event.ids})
+            case ev.TrajectoriesMoved() as event:
+                if event.version not in log.ran.get(event.target, ()):
+                    yield entry.seq, f"moved to {event.target} at version {event.version}, which it never committed"
+                for i in event.ids:
+                    if i not in origin or origin[i][0][-1] != event.source:
+                        yield entry.seq, f"trajectory {i} moved from {event.source}, where it was not"
+                    else:
+                        origin[i][0].append(event.target)
             case ev.TrajectoriesFinished() as event:
                 for i, tokens, runs in zip(event.ids, event.tokens, event.versions, strict=False):
                     versions = [version for version, _ in runs]
-                    rollout, stamped = origin.get(i, ("", 0))
+                    rollouts, stamped = origin.get(i, ([], 0))
                     if sum(count for _, count in runs) != tokens:
                         yield entry.seq, f"trajectory {i} has {tokens} tokens, its versions account for {sum(count for _, count in runs)}"
                     if versions != sorted(versions) or not all(stamped <= version < event.batch for version in versions):
                         yield entry.seq, f"trajectory {i} of batch {event.batch}, dispatched by version {stamped}, has tokens of {versions}"
-                    elif rollout and (foreign := sorted({*versions} - log.ran.get(rollout, set()))):
-                        yield entry.seq, f"trajectory {i} has tokens of versions {foreign}, on which {rollout} never ran"
+                    elif rollouts and (foreign := sorted({*versions}.difference(*(log.ran.get(rollout, ()) for rollout in rollouts)))):
+                        yield entry.seq, f"trajectory {i} has tokens of versions {foreign}, on which {' and '.join(rollouts)} never ran"
 
 
 def _metrics(log: _Log) -> _Found:
@@ -357,7 +368,7 @@ def _roles(log: _Log) -> _Found:
                 if incarnation != life.get(role, 0) + 1:
                     yield entry.seq, f"{role} incarnation {incarnation} started after incarnation {life.get(role, 0)}"
                 life[role] = incarnation
-                state[role, incarnation] = RoleState.STARTING
+                state[role, incarnation] = first_state(incarnation)
             case ev.RoleReady(role=role, incarnation=incarnation):
                 if (role, incarnation) not in state or (role, incarnation) in ready:
                     yield entry.seq, f"{role} incarnation {incarnation} became ready twice, or never started"

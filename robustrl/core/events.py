@@ -121,6 +121,15 @@ class ErrorRaised(_Event, tag="error_raised"):
     text: str
 
 
+class RestartDecided(_Event, tag="restart_decided"):
+    """The supervisor's action on a failed role: a new incarnation of it, and of it alone (of a trainer: of all its ranks)."""
+
+    role: str
+    incarnation: int
+    """The one that failed."""
+    reason: str
+
+
 class VersionAnnounced(_Event, tag="version_announced"):
     version: int
     digest: str
@@ -203,6 +212,18 @@ class TrajectoriesStarted(_Event, tag="trajectories_started"):
     rollout: str
     version: int
     """Stamped at dispatch."""
+
+
+class TrajectoriesMoved(_Event, tag="trajectories_moved"):
+    """Unfinished trajectories whose rollout died, sent to another one (or to its next life)."""
+
+    ids: list[int]
+    source: str
+    target: str
+    version: int
+    """Of the target, stamped at dispatch."""
+    kept: list[int]
+    """Tokens of each, in the order of ``ids``, that need not be generated again."""
 
 
 class TrajectoriesFinished(_Event, tag="trajectories_finished"):
@@ -368,6 +389,7 @@ Event = Union[
     RoleSample,
     ProcessExited,
     ErrorRaised,
+    RestartDecided,
     VersionAnnounced,
     PullStarted,
     PullProgress,
@@ -376,6 +398,7 @@ Event = Union[
     PullDiscarded,
     VersionRefused,
     TrajectoriesStarted,
+    TrajectoriesMoved,
     TrajectoriesFinished,
     TrajectoriesConsumed,
     TrajectoriesDropped,

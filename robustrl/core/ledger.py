@@ -65,6 +65,13 @@ class Ledger:
             raise LedgerError(f"trajectory {trajectory} was never started")
         return self._states[trajectory]
 
+    def knows(self, trajectory: int) -> bool:
+        return trajectory in self._states
+
+    def ids(self) -> list[int]:
+        """All that were ever started, in that order."""
+        return list(self._states)
+
     def open_ids(self) -> list[int]:
         """The trajectories in flight, in order of their start."""
         return [i for i, state in self._states.items() if state is TrajectoryState.IN_FLIGHT]

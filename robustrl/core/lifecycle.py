@@ -7,8 +7,11 @@ job: this version restarts nothing.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from . import events as ev
-from .roles import TRANSITIONS, RoleId, RoleKind, RoleState
+from .recovery import Failure, why_not_restart
+from .roles import TRANSITIONS, RoleId, RoleKind, RoleState, first_state
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
 
@@ -16,13 +19,31 @@ DONE, STOPPED, FAILED = "done", "stopped", "failed"
 class _Facts:
     """What is known of one incarnation of one role."""
 
-    __slots__ = ("cause", "exited", "incarnation", "kind", "last_lines", "node", "phase", "pid", "ready", "state", "version")
+    __slots__ = (
+        "cause",
+        "error",
+        "exited",
+        "incarnation",
+        "kind",
+        "last_lines",
+        "node",
+        "node_lost",
+        "phase",
+        "pid",
+        "ready",
+        "replaced",
+        "state",
+        "version",
+    )
 
     def __init__(self, entry: ev.RoleStarted) -> None:
         self.kind = RoleId.parse(entry.role).kind
         self.incarnation, self.node, self.pid = entry.incarnation, entry.node, entry.pid
-        self.state = RoleState.STARTING
-        self.ready = self.exited = False
+        self.state = first_state(entry.incarnation)
+        self.ready = self.exited = self.node_lost = False
+        self.replaced = False
+        """A restart of it, or of its whole kind, is decided: its end is no further news."""
+        self.error = ""
         self.version = -1
         self.phase = ""
         self.cause = ""
@@ -32,7 +53,7 @@ class _Facts:
         if self.exited:
             return RoleState.FAILED
         if not self.ready:
-            return RoleState.STARTING
+            return first_state(self.incarnation)
         if self.kind is RoleKind.ROLLOUT and self.version < 0:
             return RoleState.STALE
         return RoleState.HEALTHY
@@ -43,6 +64,10 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self._roles: dict[str, _Facts] = {}
+        self._restarts: defaultdict[str, set[int]] = defaultdict(set)
+        """Role -> its incarnations that were, or are being, replaced."""
+        self._were_healthy: set[str] = set()
+        self._budget = 0
         self._steps = -1
         self._committed = -1
         self._evaluated = -1
@@ -53,7 +78,7 @@ class Lifecycle:
     def feed(self, entry: ev.Entry) -> None:
         match entry.event:
             case ev.RunStarted(config=config):
-                self._steps = config["steps"]
+                self._steps, self._budget = config["steps"], config["restarts"]
                 self._final_evaluation = config["evaluation_prompts"] > 0
             case ev.RoleStarted() as event:
                 self._roles[event.role] = _Facts(event)
@@ -69,16 +94,24 @@ class Lifecycle:
             case ev.RoleStateChanged(role=role, incarnation=incarnation, new=new):
                 if facts := self._current(role, incarnation):
                     facts.state = RoleState(new)
+                    if facts.state is RoleState.HEALTHY:
+                        self._were_healthy.add(role)
             case ev.ProcessExited(role=role, incarnation=incarnation, cause=cause, last_lines=lines):
                 if facts := self._current(role, incarnation):
-                    facts.exited, facts.cause, facts.last_lines = True, cause, lines
+                    facts.exited, facts.cause, facts.last_lines = True, facts.cause or cause, lines
+            case ev.RestartDecided(role=role, incarnation=incarnation):
+                if facts := self._current(role, incarnation):
+                    self._restarts[role].add(incarnation)
+                    for other in self._roles.values():
+                        other.replaced |= other is facts or (facts.kind is RoleKind.TRAINER and other.kind is RoleKind.TRAINER)
             case ev.ErrorRaised(role=role, incarnation=incarnation, error=error, text=text):
-                if self._current(role, incarnation):
-                    self._failure = self._failure or ev.EndDecided(status=FAILED, reason=f"{role}: {error}: {text}")
+                if facts := self._current(role, incarnation):
+                    facts.error, facts.cause = error, f"{error}: {text}"
             case ev.NodeLost(node=node, reason=reason):
                 for facts in self._roles.values():
                     if facts.node == node and not facts.exited:
-                        facts.exited, facts.cause = True, f"its node {node} was lost: {reason}"
+                        facts.exited = facts.node_lost = True
+                        facts.cause = f"its node {node} was lost: {reason}"
             case ev.VersionRefused(role=role, version=version, probe_gap=gap, limit=limit):
                 text = (
                     f"{role} refused weight version {version}: the probe prompt's log-probabilities differ by {gap:.2g} from the trainer's "
@@ -103,8 +136,19 @@ class Lifecycle:
             if implied is not facts.state and implied in TRANSITIONS[facts.state]:
                 reason = _REASONS.get(implied, "") if implied is not RoleState.FAILED else f"process {facts.pid} exited ({facts.cause})"
                 due.append(ev.RoleStateChanged(role=role, incarnation=facts.incarnation, old=facts.state, new=implied, reason=reason))
-            if implied is RoleState.FAILED and end is None:
-                end = ev.EndDecided(status=FAILED, reason=_death(role, facts))
+            if facts.exited and not facts.replaced:
+                failure = Failure(
+                    kind=facts.kind,
+                    restarts=len(self._restarts[role]),
+                    was_healthy=role in self._were_healthy,
+                    error=facts.error,
+                    node_lost=facts.node_lost,
+                )
+                if not (why := why_not_restart(failure, self._budget)):
+                    due.append(ev.RestartDecided(role=role, incarnation=facts.incarnation, reason=facts.cause))
+                    facts.replaced = True  # until the echo of this decision says so too
+                elif end is None:
+                    end = ev.EndDecided(status=FAILED, reason=f"{_death(role, facts)}\n{why}")
         if end is None and 0 <= self._steps <= self._committed and (not self._final_evaluation or self._evaluated >= self._steps):
             end = ev.EndDecided(status=DONE, reason=f"all {self._steps} optimizer steps are committed")
         return [*due, end] if end else due

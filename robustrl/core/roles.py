@@ -60,6 +60,7 @@ QUIET = frozenset({Phase.IDLE, Phase.WAITING_BATCH, Phase.WAITING_REQUEST, Phase
 
 class RoleState(StrEnum):
     STARTING = "starting"
+    RESTARTING = "restarting"
     STALE = "stale"
     HEALTHY = "healthy"
     FAILED = "failed"
@@ -68,6 +69,8 @@ class RoleState(StrEnum):
 
 TRANSITIONS: dict[RoleState, frozenset[RoleState]] = {
     RoleState.STARTING: frozenset({RoleState.STALE, RoleState.HEALTHY, RoleState.FAILED, RoleState.STOPPED}),
+    # a later life of a role begins here: the one before has failed
+    RoleState.RESTARTING: frozenset({RoleState.STALE, RoleState.HEALTHY, RoleState.FAILED, RoleState.STOPPED}),
     # stale: alive, but without a complete, checked weight version (rollouts only)
     RoleState.STALE: frozenset({RoleState.HEALTHY, RoleState.FAILED, RoleState.STOPPED}),
     # healthy -> stale is missing on purpose: a role that lost its weights has lost its process
@@ -99,6 +102,11 @@ class RoleId(msgspec.Struct, frozen=True, order=True):
                 f"{', '.join(sorted(set(RoleKind) - SINGLE))}"
             )
         return cls(RoleKind(match[1]), int(match[2] or 0))
+
+
+def first_state(incarnation: int) -> RoleState:
+    """The state in which a life of a role begins."""
+    return RoleState.STARTING if incarnation == 1 else RoleState.RESTARTING
 
 
 def check_transition(role: str, old: RoleState, new: RoleState) -> None:

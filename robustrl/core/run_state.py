@@ -13,7 +13,7 @@ from typing import Any
 
 from robustrl.core import events as ev
 from robustrl.core.ledger import Ledger
-from robustrl.core.roles import RoleId, RoleKind, RoleState, check_transition
+from robustrl.core.roles import RoleId, RoleKind, RoleState, check_transition, first_state
 
 RATE_WINDOW = 10.0
 """Seconds over which a rollout's tokens per second are measured."""
@@ -116,6 +116,7 @@ class RunState:
     ledger: Ledger = field(default_factory=Ledger)
     finished: int = 0
     """Trajectories that are, or were, complete and rewarded."""
+    finished_ids: set[int] = field(default_factory=set)
     step: int = 0
     """Last committed optimizer step."""
     step_times: dict[int, float] = field(default_factory=dict)
@@ -216,6 +217,7 @@ class RunState:
                     self.status = "running"
             case ev.TrajectoriesFinished():
                 self.finished += len(event.ids)
+                self.finished_ids.update(event.ids)
             case ev.TrajectoriesConsumed():
                 self.ledger.consume(event.ids)
                 self._unmarked[event.step] = []
@@ -237,8 +239,9 @@ class RunState:
                 self.pulls.pop(event.role, None)
                 self.refused.append(event)
             case ev.VersionAnnounced():
-                self.announced[event.version] = VersionView(event.version, event.digest, event.bytes, event.chunks, event.holder,
-                                                            event.incarnation, event.address, entry.t)
+                self.announced[event.version] = VersionView(
+                    event.version, event.digest, event.bytes, event.chunks, event.holder, event.incarnation, event.address, entry.t
+                )
             case ev.OptimizerStepCommitted():
                 self.step = event.step
                 self.step_times[event.step] = entry.t
@@ -283,8 +286,18 @@ class RunState:
         old = self.roles.get(event.role)
         if old and old.incarnation >= event.incarnation:
             raise ValueError(f"{event.role}: incarnation {event.incarnation} started after incarnation {old.incarnation}")
-        self.roles[event.role] = RoleView(event.role, RoleId.parse(event.role).kind, RoleState.STARTING, event.incarnation, event.pid,
-                                          event.node, entry.t, entry.t, phase_since=entry.t, progress_since=entry.t)
+        self.roles[event.role] = RoleView(
+            event.role,
+            RoleId.parse(event.role).kind,
+            first_state(event.incarnation),
+            event.incarnation,
+            event.pid,
+            event.node,
+            entry.t,
+            entry.t,
+            phase_since=entry.t,
+            progress_since=entry.t,
+        )
         self.committed.pop(event.role, None)
         self.pulls.pop(event.role, None)
         self._rates.pop(event.role, None)
@@ -294,8 +307,10 @@ class RunState:
         if event.incarnation < view.incarnation:
             return  # the end of a former life
         if event.incarnation != view.incarnation or event.old != view.state:
-            raise ValueError(f"{event.role} incarnation {event.incarnation}: {event.old} -> {event.new}, "
-                             f"but it is incarnation {view.incarnation} in state {view.state}")
+            raise ValueError(
+                f"{event.role} incarnation {event.incarnation}: {event.old} -> {event.new}, "
+                f"but it is incarnation {view.incarnation} in state {view.state}"
+            )
         new = RoleState(event.new)
         check_transition(event.role, view.state, new)
         view.state, view.state_since, view.reason = new, entry.t, event.reason

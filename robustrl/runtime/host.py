@@ -24,13 +24,14 @@ from ..config import JobConfig
 from ..core import events as ev
 from ..core.lifecycle import DONE, FAILED, STOPPED
 from ..core.placement import place, place_another, plan_nodes
-from ..core.roles import RoleKind, RoleState
+from ..core.recovery import Failure, why_not_restart
+from ..core.roles import RoleId, RoleKind, RoleState
 from ..core.run_state import RunState
 from ..errors import JobFailed, PeerDied, RobustRLError, WaitTimeout
 from . import machine, reaper, registry, wire
 from .cluster import Cluster, JoinedCluster, LocalCluster
 from .event_log import EventLog, LogError
-from .processes import ProcessId, is_alive, kill_marked, wait_exit
+from .processes import ProcessId, is_alive, kill, kill_marked, wait_exit
 from .role import Peer, RoleSpec, actor_name, within
 
 log = logging.getLogger("host")
@@ -56,6 +57,9 @@ class Host:
         self.actors: dict[str, Any] = {}
         self.end: asyncio.Future[ev.EndDecided]
         self._token: str | None = None
+        self._incarnations: dict[str, int] = {}
+        self._ticks: dict[str, int] = {}
+        self._changed = asyncio.Condition()
         self._lines: list[asyncio.Queue[bytes | None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._cluster: Cluster | None = None
@@ -74,8 +78,13 @@ class Host:
         line = ev.encoder.encode(entry)
         for subscriber in self._lines:
             subscriber.put_nowait(line)
-        if isinstance(entry.event, ev.EndDecided) and not self.end.done():
-            self.end.set_result(entry.event)
+        match entry.event:
+            case ev.EndDecided() as verdict if not self.end.done():
+                self.end.set_result(verdict)
+            case ev.RestartDecided(role=role, incarnation=incarnation, reason=reason) if not self.end.done():
+                self._spawn(self._restart(role, incarnation, reason))
+            case ev.RoleReady():
+                self._spawn(self._tell_changed())
 
     # -- life ---
 
@@ -145,11 +154,14 @@ class Host:
             kinds = sorted({role.kind.value for role, where in self._places.items() if where == node.name})
             self.record(ev.NodeStarted(node=node.name, ray_node_id=node.ray_node_id, ip=node.ip, kinds=kinds))
         await self._start_roles()
+        await self._run()
+
+    async def _run(self) -> None:
+        """The training loop, in the task runner's present life; its death is the supervisor's matter."""
         try:
             await self._peer("task_runner").call("run", deadline=_RUN_DEADLINE)
-        except PeerDied:
-            await asyncio.sleep(_DEATH_WORD)  # the supervisor knows better why, and ends the job meanwhile
-            raise
+        except PeerDied as error:
+            log.warning("%s", error)
 
     async def _listen_for_other_machines(self) -> None:
         import ray
@@ -197,7 +209,7 @@ class Host:
         up: dict[RoleKind, list[asyncio.Task[None]]] = {}
         for role in others:
             up.setdefault(role.kind, []).append(asyncio.create_task(self._bring_up(str(role), role.kind, up)))
-        await asyncio.gather(*(task for tasks in up.values() for task in tasks), self._prepare_trainer(up))
+        await asyncio.gather(*(task for tasks in up.values() for task in tasks), self._first_version(up))
 
     async def _bring_up(self, role: str, kind: RoleKind, up: dict[RoleKind, list[asyncio.Task[None]]]) -> None:
         """Its process, then its set-up once those are set up whom it calls from its first moment."""
@@ -205,15 +217,18 @@ class Host:
         await _all_up(up, _CALLS_AT_ONCE.get(kind, ()))
         await self._peer(role).call("open", deadline=self.config.deadlines.role_start)
 
-    async def _prepare_trainer(self, up: dict[RoleKind, list[asyncio.Task[None]]]) -> None:
+    async def _first_version(self, up: dict[RoleKind, list[asyncio.Task[None]]]) -> None:
         """Version 0, as soon as trainer and state keeper are there."""
         await _all_up(up, (RoleKind.TRAINER, RoleKind.STATE_KEEPER))
+        await self._prepare_trainers([str(role) for role in self._places if role.kind is RoleKind.TRAINER])
+
+    async def _prepare_trainers(self, ranks: list[str]) -> None:
         deadline = self.config.deadlines.role_start
-        ranks = [str(role) for role in self._places if role.kind is RoleKind.TRAINER]
         rendezvous = await self._peer("trainer-0").call("rendezvous", deadline=deadline)
         await asyncio.gather(*(self._peer(role).call("prepare", rendezvous, deadline=deadline) for role in ranks))
 
     async def _create(self, role: str) -> None:
+        self._incarnations[role] = self._incarnations.get(role, 0) + 1
         spec = self._spec(role)
         handle = self._cluster.create_actor(spec, self._node_of(role))  # type: ignore[union-attr]
         self.actors[role] = handle
@@ -223,22 +238,29 @@ class Host:
                 role=role, incarnation=spec.incarnation, node=spec.node, pid=identity["pid"], start_ticks=identity["start_ticks"]
             )
         )
-        self._spawn(self._watch_role(role, spec, identity["pid"]))
+        self._ticks[role] = identity["start_ticks"]
+        self._spawn(self._watch_role(role, spec, identity["pid"], handle))
         if not role.startswith(RoleKind.NODE_AGENT):
-            agent = next(r for r, where in self._places.items() if where == spec.node and r.kind is RoleKind.NODE_AGENT)
-            await self._peer(str(agent)).call(
-                "watch", role, spec.incarnation, identity["pid"], spec.page_path, spec.log_path, deadline=self.config.deadlines.call
-            )
+            await self._watch_from_outside(spec, identity["pid"])
+
+    async def _watch_from_outside(self, spec: RoleSpec, pid: int) -> None:
+        await self._agent_of(spec.node).call(
+            "watch", spec.role, spec.incarnation, pid, spec.page_path, spec.log_path, deadline=self.config.deadlines.call, again=True
+        )
+
+    def _agent_of(self, node: str) -> Peer:
+        return self._peer(str(next(r for r, where in self._places.items() if where == node and r.kind is RoleKind.NODE_AGENT)))
 
     def _node_of(self, role: str) -> Any:
         name = next(where for r, where in self._places.items() if str(r) == role)
         return next(node for node in self._cluster.nodes if node.name == name)  # type: ignore[union-attr]
 
-    def _spec(self, role: str) -> RoleSpec:
+    def _spec(self, role: str, incarnation: int | None = None) -> RoleSpec:
+        """Of the present life, or of another one; every life of a role is made from the same."""
         node = self._node_of(role)
         return RoleSpec(
             role=role,
-            incarnation=1,
+            incarnation=incarnation or self._incarnations[role],
             run=self.run_id,
             node=node.name,
             ip=node.ip,
@@ -251,25 +273,105 @@ class Host:
         )
 
     def _peer(self, role: str) -> Peer:
-        return Peer(self.actors[role], role)
+        return Peer(self, role)
 
-    async def _watch_role(self, role: str, spec: RoleSpec, pid: int) -> None:
+    async def present(self, role: str) -> tuple[int, Any]:
+        """See role.Directory."""
+        return self._incarnations[role], self.actors[role]
+
+    async def successor(self, role: str, incarnation: int, deadline: float) -> None:
+        """See role.Directory."""
+
+        def there() -> bool:
+            view = self.state.roles.get(role)
+            return view is not None and view.incarnation > incarnation and view.ready
+
+        async def wait() -> None:
+            async with self._changed:
+                await self._changed.wait_for(there)
+
+        await within(deadline, f"{role} to come back after incarnation {incarnation}", wait())
+
+    async def _tell_changed(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _watch_role(self, role: str, spec: RoleSpec, pid: int, handle: Any) -> None:
         """Ray's word on a death: for those whom nobody else reports, and as a second witness for all."""
         import ray
 
         try:
-            await self.actors[role].lifetime.remote()
+            await handle.lifetime.remote()
         except ray.exceptions.RayActorError as error:
             if self._closing:
                 return
             if role == "supervisor":
-                self._decide_end(FAILED, f"the supervisor (pid {pid}) died: {type(error).__name__}")
+                self._replace_supervisor(spec.incarnation, pid, type(error).__name__)
                 return
             await asyncio.sleep(_DEATH_WORD)
-            if not self._closing and not self.state.roles[role].exited:
+            view = self.state.roles[role]
+            if not self._closing and view.incarnation == spec.incarnation and not view.exited:
                 self.record(
                     ev.ProcessExited(role=role, incarnation=spec.incarnation, pid=pid, cause=f"Ray: {type(error).__name__}", last_lines=[])
                 )
+
+    def _replace_supervisor(self, incarnation: int, pid: int, cause: str) -> None:
+        """It cannot judge its own death; the same policy is asked here."""
+        if not self.state.roles["supervisor"].exited:
+            self.record(ev.ProcessExited(role="supervisor", incarnation=incarnation, pid=pid, cause=f"Ray: {cause}", last_lines=[]))
+        failure = Failure(kind=RoleKind.SUPERVISOR, restarts=incarnation - 1, was_healthy=True)
+        if why := why_not_restart(failure, self.config.restarts):
+            self._decide_end(FAILED, f"the supervisor (pid {pid}) died: {cause}\n{why}")
+        else:
+            self.record(ev.RestartDecided(role="supervisor", incarnation=incarnation, reason=cause))
+
+    # -- restart ---
+
+    async def _restart(self, role: str, incarnation: int, reason: str) -> None:
+        """A new life of this role, made from the same spec; of a trainer, of all its ranks."""
+        if incarnation != self._incarnations[role]:
+            return  # a decision that was written twice
+        log.info("restarting %s after incarnation %d: %s", role, incarnation, reason)
+        kind = RoleId.parse(role).kind
+        roles = [role]
+        if kind is RoleKind.TRAINER:
+            roles = [str(r) for r in self._places if r.kind is RoleKind.TRAINER]
+        for each in roles:
+            await self._end_life(each)
+        await asyncio.gather(*(self._create(each) for each in roles))
+        try:
+            await self._set_up_again(role, kind, roles)
+        except PeerDied as error:  # it or somebody it needs: the supervisor hears of that death as of any other
+            log.warning("%s did not come back: %s", role, error)
+
+    async def _set_up_again(self, role: str, kind: RoleKind, roles: list[str]) -> None:
+        await asyncio.gather(*(self._peer(each).call("open", deadline=self.config.deadlines.role_start) for each in roles))
+        match kind:
+            case RoleKind.TRAINER:
+                await self._prepare_trainers(roles)
+            case RoleKind.ROLLOUT:
+                await self._peer("rollout_manager").call("add_rollout", role, deadline=self.config.deadlines.role_start, again=True)
+            case RoleKind.TASK_RUNNER:
+                await self._run()
+            case RoleKind.NODE_AGENT:
+                await self._watch_again(role)
+
+    async def _end_life(self, role: str) -> None:
+        """A new incarnation starts only after the old process is known to be dead (fencing)."""
+        view = self.state.roles[role]
+        agent = self._agent_of(view.node)
+        if agent.role == role:
+            kill(ProcessId(view.pid, self._ticks[role]))
+        else:
+            await agent.call("kill", role, view.incarnation, deadline=self.config.deadlines.call, again=True)
+
+    async def _watch_again(self, agent: str) -> None:
+        node = self.state.roles[agent].node
+        secret = (self.temp / "secret").read_bytes()
+        await self._peer(agent).call("keep_secret", secret, deadline=self.config.deadlines.call)
+        for role, view in list(self.state.roles.items()):
+            if view.node == node and role != agent and not view.exited:
+                await self._watch_from_outside(self._spec(role, view.incarnation), view.pid)
 
     # -- the socket ---
 
@@ -369,6 +471,33 @@ class Host:
         path = self.run_dir / "logs" / f"{actor_name(role, self.state.roles[role].incarnation)}.log"
         return path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else []
 
+    async def _incarnation(self, role: str) -> int:
+        """Number of the present life; a later life counts once it can be called."""
+        if role not in self._incarnations:
+            raise RobustRLError(f"role {role!r}: this job has {', '.join(self._incarnations)}")
+        if (number := self._incarnations[role]) > 1:
+            await self.successor(role, number - 1, self.config.deadlines.role_start)
+        return self._incarnations[role]
+
+    async def _successor(self, role: str, incarnation: int, wait: float) -> None:
+        await self.successor(role, incarnation, wait)
+
+    async def _ready(self, kind: str) -> list[str]:
+        """The roles of a kind that can be called."""
+        return [role for role, view in self.state.roles.items() if view.kind == kind and view.ready and not view.exited]
+
+    async def _known(self) -> dict[str, Any]:
+        """What the log holds of the trajectories and of the steps, for a request manager or task runner in a later life."""
+        ledger = self.state.ledger
+        return {
+            "step": self.state.step,
+            "evaluated": [done.version for done in self.state.evaluations],
+            "paused": self.state.paused,
+            "metrics": int(self.state.metrics[-1]["step"]) if self.state.metrics else 0,
+            "started": {i: ledger.state(i).value for i in ledger.ids()},
+            "finished": sorted(self.state.finished_ids),
+        }
+
     async def _state(self) -> dict[str, Any]:
         return {
             "run": self.run_id,
@@ -386,6 +515,10 @@ class Host:
         "add_rollout": _add_rollout,
         "logs": _logs,
         "state": _state,
+        "incarnation": _incarnation,
+        "successor": _successor,
+        "ready": _ready,
+        "known": _known,
     }
 
     def _running(self, role: str) -> Peer:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..core.roles import Phase
 from ..errors import WaitTimeout
 from . import registry
-from .processes import kill_marked
+from .processes import ProcessId, kill, kill_marked, read_start_ticks, wait_exit
 from .role import Role, RoleSpec
 from .sensors import Sensors
 
@@ -28,7 +28,7 @@ class NodeAgent(Role):
         super().__init__(spec)
 
     async def on_open(self) -> None:
-        self._watched = 0
+        self._processes: dict[tuple[str, int], ProcessId] = {}
         self._sensors = Sensors(on_exit=self.emit, on_sample=self.emit)
         self.page.phase = Phase.RUNNING
 
@@ -40,9 +40,18 @@ class NodeAgent(Role):
                 file.write(secret)
 
     async def watch(self, role: str, incarnation: int, pid: int, page_path: str, log_path: str) -> None:
+        try:
+            self._processes[role, incarnation] = ProcessId(pid, read_start_ticks(pid))
+        except ProcessLookupError:
+            pass  # dead already; the sensors report it
         self._sensors.watch(role, incarnation, pid, page_path, log_path)
-        self._watched += 1
-        self.page.update(progress=self._watched)
+        self.page.update(progress=len(self._processes))
+
+    async def kill(self, role: str, incarnation: int) -> None:
+        """SIGKILL, and return when the process is dead; one that is dead already is left in peace."""
+        if process := self._processes.get((role, incarnation)):
+            kill(process)
+            await asyncio.to_thread(wait_exit, process, _LAST_KILL)
 
     async def clean(self, spare: list[int], deadline: float) -> None:
         """Kill every process of the run on this machine but this one and ``spare``, and remove the run's folders."""

@@ -22,7 +22,9 @@ from ..rl.trajectory import Trajectory
 from .role import Role, within
 
 _TABLE = """create table if not exists trajectories (
-    id integer primary key, batch integer not null, state text not null, reason text, body blob) strict"""
+    id integer primary key, batch integer not null, grp integer not null, rollout text not null, version integer not null,
+    state text not null, reason text, step integer, body blob) strict"""
+_QUEUED, _STARTED, _FINISHED, _CONSUMED, _DROPPED = "queued", "started", "finished", "consumed", "dropped"
 
 
 class RequestManager(Role):
@@ -30,17 +32,58 @@ class RequestManager(Role):
         self._ledger = Ledger()
         self._consumed_steps: set[int] = set()
         self._batch_of: dict[int, int] = {}
-        self._unsettled: Counter[int] = Counter()
+        self._settled: Counter[int] = Counter()
+        """Trajectories per batch that are finished or dropped."""
         self._size = self.config.prompts_per_step * self.config.samples_per_prompt
         self._changed = asyncio.Condition()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         await self._do(self._connect, Path(self.spec.run_dir, "journal.sqlite"))
+        if self.spec.incarnation > 1:
+            await self._recover()
 
     def _connect(self, path: Path) -> None:
-        self._db = sqlite3.connect(path, isolation_level=None)
+        self._db = sqlite3.connect(path, isolation_level=None, timeout=self.deadlines.call)
         self._db.execute("pragma journal_mode=wal")
         self._db.execute("pragma synchronous=normal")
         self._db.execute(_TABLE)
+
+    async def _recover(self) -> None:
+        """The ledger from the journal; and the log is told what was written here but not said there any more."""
+        known = await self.ask_host("known")
+        logged, finished = known["started"], set(known["finished"])
+        rows = await self._do(
+            self._read, "select id, batch, grp, rollout, version, state, reason, step from trajectories where state != 'queued' order by id"
+        )
+        unsaid: dict[tuple[str, Any], list[int]] = {}
+        for number, batch, group, rollout, version, state, reason, step in rows:
+            self._ledger.start([number])
+            self._batch_of[number] = batch
+            if number not in logged:
+                unsaid.setdefault((_STARTED, (batch, group, rollout, version)), []).append(number)
+            if state == _CONSUMED:
+                self._ledger.consume([number])
+                self._consumed_steps.add(step)
+            elif state == _DROPPED:
+                self._ledger.drop([number], reason)
+            self._settled[batch] += state != _STARTED
+            if state == _FINISHED and number not in finished:
+                unsaid.setdefault((_FINISHED, (batch, group)), []).append(number)
+            if state == _CONSUMED and logged.get(number) != "consumed":
+                unsaid.setdefault((_CONSUMED, step), []).append(number)
+            if state == _DROPPED and logged.get(number) != "dropped":
+                unsaid.setdefault((_DROPPED, reason), []).append(number)
+        for (state, about), ids in unsaid.items():
+            match state:
+                case "started":
+                    batch, group, rollout, version = about
+                    self.emit(ev.TrajectoriesStarted(batch=batch, group=group, ids=ids, rollout=rollout, version=version))
+                case "finished":
+                    bodies = [row[0] for i in ids for row in await self._do(self._read, "select body from trajectories where id = ?", i)]
+                    self._emit_finished([msgspec.msgpack.decode(body, type=Trajectory) for body in bodies])
+                case "consumed":
+                    self.emit(ev.TrajectoriesConsumed(step=about, ids=ids))
+                case "dropped":
+                    self.emit(ev.TrajectoriesDropped(ids=ids, reason=about))
 
     async def _do(self, function: Any, *args: Any) -> Any:
         self.page.phase = Phase.RUNNING
@@ -55,37 +98,52 @@ class RequestManager(Role):
         self._db.executemany(statement, rows)
         self._db.execute("commit")
 
+    async def queued(self, bodies: list[bytes]) -> None:
+        """A batch that waits for its dispatch; nothing of it is in the ledger yet. Asked again for the same batch: no change."""
+        rows = []
+        for body in bodies:
+            t = msgspec.msgpack.decode(body, type=Trajectory)
+            rows.append((t.id, t.batch, t.group, "", -1, _QUEUED, None, None, body))
+        await self._do(self._write, "insert or ignore into trajectories values (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
     async def started(self, batch: int, group: int, ids: list[int], rollout: str, version: int) -> None:
+        """Trajectories of one group, at their first dispatch. Asked again: no change."""
+        if all(map(self._ledger.knows, ids)):
+            return
         self._ledger.start(ids)
         self._batch_of.update(dict.fromkeys(ids, batch))
-        self._unsettled[batch] += len(ids)
-        await self._do(self._write, "insert into trajectories values (?, ?, 'started', null, null)", [(i, batch) for i in ids])
+        statement = "update trajectories set state = 'started', rollout = ?, version = ? where id = ?"
+        await self._do(self._write, statement, [(rollout, version, i) for i in ids])
         self.emit(ev.TrajectoriesStarted(batch=batch, group=group, ids=ids, rollout=rollout, version=version))
 
     async def finished(self, bodies: list[bytes], dropped: dict[int, str]) -> None:
-        """One group: its rewarded trajectories, and the reason of each that its reward function could not rate."""
-        group = [msgspec.msgpack.decode(body, type=Trajectory) for body in bodies]
-        kept = [t for t in group if t.id not in dropped]
-        rows = [("finished", body, t.id) for t, body in zip(group, bodies, strict=True) if t.id not in dropped]
-        await self._do(self._write, "update trajectories set state = ?, body = ? where id = ?", rows)
+        """One group: its rewarded trajectories, and the reason of each that its reward function could not rate. Asked again: no change."""
+        pairs = [(msgspec.msgpack.decode(body, type=Trajectory), body) for body in bodies]
+        states = dict(await self._do(self._read, "select id, state from trajectories where batch = ?", pairs[0][0].batch))
+        kept = [(t, body) for t, body in pairs if t.id not in dropped and states[t.id] == _STARTED]
+        await self._do(self._write, "update trajectories set state = 'finished', body = ? where id = ?", [(body, t.id) for t, body in kept])
         if kept:
-            first = kept[0]
-            self.emit(
-                ev.TrajectoriesFinished(
-                    batch=first.batch,
-                    group=first.group,
-                    ids=[t.id for t in kept],
-                    prompt=_short(first.prompt),
-                    texts=[_short(t.text) for t in kept],
-                    rewards=[float(t.reward or 0.0) for t in kept],
-                    tokens=[len(t.tokens) for t in kept],
-                    versions=[t.versions for t in kept],
-                    tool_turns=[t.tool_turns for t in kept],
-                )
+            self._emit_finished([t for t, _ in kept])
+        await self._settle([t.id for t, _ in kept])
+        lost = {i: reason for i, reason in dropped.items() if states[i] == _STARTED}
+        for reason in dict.fromkeys(lost.values()):
+            await self.dropped([i for i, why in lost.items() if why == reason], reason)
+
+    def _emit_finished(self, group: list[Trajectory]) -> None:
+        first = group[0]
+        self.emit(
+            ev.TrajectoriesFinished(
+                batch=first.batch,
+                group=first.group,
+                ids=[t.id for t in group],
+                prompt=_short(first.prompt),
+                texts=[_short(t.text) for t in group],
+                rewards=[float(t.reward or 0.0) for t in group],
+                tokens=[len(t.tokens) for t in group],
+                versions=[t.versions for t in group],
+                tool_turns=[t.tool_turns for t in group],
             )
-        for reason in dict.fromkeys(dropped.values()):
-            await self.dropped([i for i, why in dropped.items() if why == reason], reason)
-        await self._settle([t.id for t in kept])
+        )
 
     async def dropped(self, ids: list[int], reason: str) -> None:
         self._ledger.drop(ids, reason)
@@ -96,21 +154,31 @@ class RequestManager(Role):
     async def _settle(self, ids: list[int]) -> None:
         async with self._changed:
             for i in ids:
-                self._unsettled[self._batch_of[i]] -= 1
+                self._settled[self._batch_of[i]] += 1
             self._changed.notify_all()
+
+    async def unfinished(self) -> list[tuple[bytes, str]]:
+        """Body, as queued, and rollout (empty: none yet) of all that are neither finished nor dropped, for a rollout manager in
+        a later life."""
+        query = "select body, rollout from trajectories where state in ('queued', 'started') order by id"
+        return [(body, rollout) for body, rollout in await self._do(self._read, query)]
+
+    async def newest_batch(self) -> int:
+        """The last batch that was queued; 0: none."""
+        [[newest]] = await self._do(self._read, "select coalesce(max(batch), 0) from trajectories")
+        return newest
 
     async def wait_batch(self, batch: int, deadline: float) -> list[int]:
         """Ids of the finished trajectories of ``batch`` once each of its trajectories is finished or dropped."""
 
         def ready() -> bool:
-            started = sum(1 for b in self._batch_of.values() if b == batch)
-            return started == self._size and self._unsettled[batch] == 0
+            return self._settled[batch] == self._size
 
         async def wait() -> None:
             async with self._changed:
                 await self._changed.wait_for(ready)
 
-        await within(deadline, f"batch {batch} ({self._unsettled[batch]} of {self._size} trajectories unfinished)", wait())
+        await within(deadline, f"batch {batch} ({self._size - self._settled[batch]} of {self._size} trajectories unfinished)", wait())
         ids = [
             row[0]
             for row in await self._do(self._read, "select id from trajectories where batch = ? and state = 'finished' order by id", batch)
@@ -120,6 +188,11 @@ class RequestManager(Role):
                 f"batch {batch}: every trajectory was dropped ({dict(self._ledger.dropped_by_reason)}); there is nothing to train on"
             )
         return ids
+
+    async def batch_ids(self, batch: int) -> list[int]:
+        """Ids of the trajectories of ``batch`` that are finished, or consumed by now."""
+        query = "select id from trajectories where batch = ? and state in ('finished', 'consumed') order by id"
+        return [row[0] for row in await self._do(self._read, query, batch)]
 
     async def batch(self, batch: int) -> list[bytes]:
         """Bodies of the finished trajectories of ``batch``, in the order of their ids."""
@@ -135,9 +208,9 @@ class RequestManager(Role):
             return
         self._consumed_steps.add(step)
         self._ledger.consume(ids)
-        await self._do(self._write, "update trajectories set state = 'consumed', body = null where id = ?", [(i,) for i in ids])
-        for i in ids:
-            self._batch_of.pop(i)
+        await self._do(
+            self._write, "update trajectories set state = 'consumed', step = ?, body = null where id = ?", [(step, i) for i in ids]
+        )
         self.emit(ev.TrajectoriesConsumed(step=step, ids=ids))
 
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -78,27 +78,61 @@ async def within(seconds: float, what: str, awaitable: Awaitable[T]) -> T:
         raise WaitTimeout(f"{what}: no answer within {seconds:g} s") from None
 
 
+class Directory(Protocol):
+    """Who knows which life of a role is the present one."""
+
+    async def present(self, role: str) -> tuple[int, Any]:
+        """Incarnation and actor handle."""
+
+    async def successor(self, role: str, incarnation: int, deadline: float) -> None:
+        """Returns when a later life of the role can be called. Raises WaitTimeout."""
+
+
 class Peer:
-    """Another role's actor. ``await peer.call(method, ...)`` never waits without a deadline."""
+    """Another role, whatever life it is in. ``await peer.call(method, ...)`` never waits without a deadline."""
 
-    def __init__(self, handle: Any, role: str) -> None:
-        self._handle, self.role = handle, role
+    def __init__(self, directory: Directory, role: str) -> None:
+        self._directory, self.role = directory, role
 
-    async def call(self, method: str, *args: Any, deadline: float, **kwargs: Any) -> Any:
-        """Result of ``method``. Raises WaitTimeout naming role and method, PeerDied, or what the method raised."""
+    async def call(self, method: str, *args: Any, deadline: float, again: bool = False, **kwargs: Any) -> Any:
+        """Result of ``method``. Raises WaitTimeout naming role and method, PeerDied when the role has died, or what the method raised.
+
+        ``again``: the call means the same when it is made twice; should the role die, its next life is asked, within the same deadline.
+        """
         import ray
 
-        ref = getattr(self._handle, method).remote(*args, **kwargs)
-        try:
-            return await within(deadline, f"{self.role}.{method}()", ref)
-        except ray.exceptions.RayActorError as error:
-            raise PeerDied(f"{self.role} died during {method}(): {type(error).__name__}") from None
-        except ray.exceptions.RayTaskError as error:
-            raise error.as_instanceof_cause() from None
+        end = time.monotonic() + deadline
+        while True:
+            incarnation, handle = await self._directory.present(self.role)
+            ref = getattr(handle, method).remote(*args, **kwargs)
+            try:
+                return await within(max(0.0, end - time.monotonic()), f"{self.role}.{method}()", ref)
+            except ray.exceptions.RayActorError as error:
+                if not again:
+                    raise PeerDied(f"{self.role} died during {method}(): {type(error).__name__}") from None
+            except ray.exceptions.RayTaskError as error:
+                raise error.as_instanceof_cause() from None
+            await self._directory.successor(self.role, incarnation, end - time.monotonic())
+
+
+class _OneLife:
+    """A Directory that knows one life of one role and nothing of what comes after it."""
+
+    def __init__(self, incarnation: int, handle: Any) -> None:
+        self._life = incarnation, handle
+
+    async def present(self, role: str) -> tuple[int, Any]:
+        return self._life
+
+    async def successor(self, role: str, incarnation: int, deadline: float) -> None:
+        raise PeerDied(f"{role} incarnation {incarnation} died, and no other life of it is meant")
 
 
 class Role:
     """Base of all role actors; see the module's text. Subclasses override `on_open` and add their methods."""
+
+    ready_when_open = True
+    """False: the role says itself when it can be called."""
 
     def __init__(self, spec: RoleSpec) -> None:
         self._born = time.monotonic()
@@ -112,7 +146,7 @@ class Role:
         self.page.phase = _REST.get(self.role.kind, Phase.IDLE)
         self.host = HostClient(spec.host_address, token=spec.host_token, kind="role", on_disconnect=self._host_gone)
         self.emitter = Emitter(self.host, spec.role, spec.incarnation)
-        self._peers: dict[str, Peer] = {}
+        self._present: dict[str, tuple[int, Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stamper: asyncio.Task[None] | None = None
 
@@ -123,6 +157,10 @@ class Role:
         """Set the role up; it can be called when this returns."""
         self._stamper = asyncio.create_task(self._stamp())
         await self.on_open()
+        if self.ready_when_open:
+            self.say_ready()
+
+    def say_ready(self) -> None:
         self.emit(ev.RoleReady(role=self.spec.role, incarnation=self.spec.incarnation, seconds=time.monotonic() - self._born))
 
     async def on_open(self) -> None:
@@ -146,14 +184,34 @@ class Role:
             text = f"{self.spec.role}: the shared-memory mount has {free >> 20} MiB left, UCX needs {UCX_ROOM >> 20}: weights go over tcp"
             self.emit(ev.WarningRaised(text=text))
 
-    async def peer(self, role: str, incarnation: int = 1) -> Peer:
-        """Handle of another role, whose actor must exist by now."""
+    async def peer(self, role: str) -> Peer:
+        """Another role of this job."""
+        return Peer(self, role)
+
+    async def life(self, role: str) -> Peer:
+        """The present life of another role and no later one: calls raise PeerDied once it has ended."""
+        self._present.pop(role, None)
+        return Peer(_OneLife(*await self.present(role)), role)
+
+    async def present(self, role: str) -> tuple[int, Any]:
+        """See Directory. What the host said last is kept until a call fails."""
         import ray
 
-        if role not in self._peers:
+        if role not in self._present:
+            incarnation = await self.ask_host("incarnation", deadline=self.deadlines.role_start, role=role)
             handle = await asyncio.to_thread(ray.get_actor, actor_name(role, incarnation), self.spec.run)
-            self._peers[role] = Peer(handle, role)
-        return self._peers[role]
+            self._present[role] = incarnation, handle
+        return self._present[role]
+
+    async def successor(self, role: str, incarnation: int, deadline: float) -> None:
+        """See Directory."""
+        self._present.pop(role, None)
+        await self.ask_host("successor", deadline=deadline, role=role, incarnation=incarnation, wait=deadline)
+
+    async def ask_host(self, verb: str, deadline: float | None = None, **args: Any) -> Any:
+        """The host's answer. Raises WaitTimeout, HostGone, or the verb's own error."""
+        deadline = self.deadlines.call if deadline is None else deadline
+        return await asyncio.to_thread(self.host.call, verb, max(0.0, deadline), **args)
 
     def spawn(self, coroutine: Any) -> None:
         """Run a coroutine for its own sake. An error in it ends this process, a peer's death does not: that is the supervisor's matter."""

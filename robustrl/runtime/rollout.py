@@ -37,6 +37,7 @@ class Rollout(Role):
         self._loop = asyncio.get_running_loop()
         self._out: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._unacknowledged: dict[int, bytes] = {}
         self._version = -1
         self._target = self._refused = -1
         self._pulled: Pulled | None = None
@@ -60,13 +61,35 @@ class Rollout(Role):
         """A tool answered with ``tokens``; None: the trajectory is over."""
         self._commands.put(lambda: self._resume(trajectory, tokens))
 
-    async def collect(self, wait: float) -> tuple[int, list[tuple[int, bytes]], list[bytes]]:
-        """(committed version, finished trajectories by id, trajectories that wait for a tool); an empty one comes after ``wait`` s."""
+    async def reclaim(self) -> tuple[int, list[tuple[int, bytes]], list[bytes], list[int]]:
+        """For a rollout manager in a later life: as `collect`, but all that was not acknowledged, and the ids that are running."""
+        held: asyncio.Future[tuple[list[bytes], list[int]]] = self._loop.create_future()
+
+        def look() -> None:
+            found = [msgspec.msgpack.encode(t) for t in self._in_tool.values()], list(self._live)
+            self._loop.call_soon_threadsafe(held.set_result, found)
+
+        self._commands.put(look)
+        tools, running = await held
+        while not self._out.empty():
+            self._out.get_nowait()  # what was posted before the look is in the answer
+        return self._version, list(self._unacknowledged.items()), tools, running
+
+    async def abort(self, ids: list[int]) -> None:
+        self._commands.put(lambda: self._abort(ids))
+
+    async def collect(self, wait: float, acknowledged: list[int]) -> tuple[int, list[tuple[int, bytes]], list[bytes]]:
+        """(committed version, finished trajectories by id, trajectories that wait for a tool); an empty one comes after ``wait`` s.
+
+        Finished ones are kept until they are ``acknowledged``: the journal has them.
+        """
         finished: list[tuple[int, bytes]] = []
         tools: list[bytes] = []
         if not hasattr(self, "_out"):
             await asyncio.sleep(wait)
             return -1, finished, tools
+        for number in acknowledged:
+            self._unacknowledged.pop(number, None)
         try:
             items = [await asyncio.wait_for(self._out.get(), wait)]
         except TimeoutError:
@@ -146,7 +169,7 @@ class Rollout(Role):
         )
 
     def _next_source(self, ask: Ask, version: int) -> Lease | None:
-        call = self._supervisor.call("ask", msgspec.msgpack.encode(ask), version, deadline=self.deadlines.call)
+        call = self._supervisor.call("ask", msgspec.msgpack.encode(ask), version, deadline=self.deadlines.role_start, again=True)
         body = asyncio.run_coroutine_threadsafe(call, self._loop).result()
         return None if body is None else msgspec.msgpack.decode(body, type=Lease)
 
@@ -252,8 +275,16 @@ class Rollout(Role):
         trajectory.finish = "stop" if finished == "eos" else "length"
         self._post("finished", (trajectory.id, msgspec.msgpack.encode(trajectory)))
 
+    def _abort(self, ids: list[int]) -> None:
+        self._engine.abort([str(number) for number in ids if number in self._live])
+        for number in ids:
+            self._live.pop(number, None)
+            self._in_tool.pop(number, None)
+
     def _resume(self, number: int, tokens: list[int] | None) -> None:
-        trajectory = self._in_tool.pop(number)
+        trajectory = self._in_tool.pop(number, None)
+        if trajectory is None:
+            return  # answered already, to a rollout manager in an earlier life
         if tokens is None:
             trajectory.finish = "stop"
             self._post("finished", (number, msgspec.msgpack.encode(trajectory)))
@@ -293,4 +324,9 @@ class Rollout(Role):
         return max(gaps) if all(map(math.isfinite, gaps)) else math.inf
 
     def _post(self, kind: str, value: Any) -> None:
-        self._loop.call_soon_threadsafe(self._out.put_nowait, (kind, value))
+        self._loop.call_soon_threadsafe(self._posted, kind, value)
+
+    def _posted(self, kind: str, value: Any) -> None:
+        if kind == "finished":
+            self._unacknowledged[value[0]] = value[1]
+        self._out.put_nowait((kind, value))

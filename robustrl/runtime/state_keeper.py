@@ -18,8 +18,9 @@ import numpy as np
 
 from ..core import events as ev
 from ..core.roles import Phase
+from ..core.weights import Manifest
 from ..errors import WeightsError
-from ..transport.manifest import Layout, build_manifest
+from ..transport.manifest import Layout, build_manifest, checksums
 from .role import UCX_ROOM, Role
 
 
@@ -43,6 +44,16 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     state_length: int
     probe_tokens: list[int]
     probe_logprobs: list[float]
+    metrics: dict[str, float] = {}
+    phase_seconds: dict[str, float] = {}
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies beside the slots, so that a keeper in a later life finds what the one before had committed."""
+
+    snapshot: Snapshot
+    slots: list[Slot]
+    manifest: Manifest
 
 
 def map_slot(path: str) -> np.ndarray:
@@ -60,6 +71,25 @@ class StateKeeper(Role):
         self._arrays: list[np.ndarray] = []
         self._committed: Snapshot | None = None
         self._server = WeightServer(self.spec.ip, self.spec.secret(), role=self.spec.role, incarnation=self.spec.incarnation)
+        self._note = Path(self.spec.temp_dir, f"{self.spec.role}.kept")
+        if self.spec.incarnation > 1 and self._note.exists():
+            await asyncio.to_thread(self._recover)
+
+    def _recover(self) -> None:
+        """Shared memory outlives the process that made it: check what lies there, and serve it again."""
+        kept = msgspec.msgpack.decode(self._note.read_bytes(), type=_Kept)
+        arrays = [map_slot(slot.path) for slot in kept.slots]
+        weights = arrays[kept.snapshot.slot][: kept.slots[0].weights_bytes]
+        if checksums(weights, kept.manifest.chunk_bytes) != kept.manifest.chunks:
+            text = (
+                f"{self.spec.role}: the snapshot of step {kept.snapshot.step} in shared memory does not match its checksums: it is not used"
+            )
+            self.emit(ev.WarningRaised(text=text))
+            return
+        self._slots, self._arrays, self._committed = kept.slots, arrays, kept.snapshot
+        self._server.stage(kept.manifest, weights)
+        self._announce(kept.manifest)
+        self.page.version = self.page.step = kept.snapshot.step
 
     async def allocate(self, weights_bytes: int, state_bytes: int) -> list[Slot]:
         """Two slots of at least these sizes. Existing ones that are large enough are kept, with what they hold."""
@@ -84,7 +114,7 @@ class StateKeeper(Role):
                     text=f"{self.spec.role}: {self.spec.shm_dir} has no room for {size} bytes; the snapshot lies in {folder}, on disk"
                 )
             )
-        path = folder / f"{self.spec.actor_name}.slot-{number}"
+        path = folder / f"{self.spec.role}.slot-{number}"
         with open(path, "wb") as file:
             os.fchmod(file.fileno(), 0o600)
             os.posix_fallocate(file.fileno(), 0, size)
@@ -100,7 +130,9 @@ class StateKeeper(Role):
         return slot
 
     async def commit(self, snapshot: Snapshot) -> dict[str, str | int]:
-        """Make the filled slot the committed state and the staged version; announced when this returns."""
+        """Make the filled slot the committed state and the staged version; announced when this returns. Asked again: no change."""
+        if self._committed is not None and self._committed.step >= snapshot.step:
+            return {"version": self._committed.step}
         self.page.phase = Phase.RUNNING
         result = await asyncio.to_thread(self._commit, snapshot)
         self.page.phase = Phase.IDLE
@@ -116,7 +148,9 @@ class StateKeeper(Role):
         )
         snapshot_digest = hashlib.sha256(manifest.digest.encode() + state.tobytes()).hexdigest()[:32]
         self._committed = snapshot
-        host, port = self._server.address
+        draft = self._note.with_suffix(".new")
+        draft.write_bytes(msgspec.msgpack.encode(_Kept(snapshot=snapshot, slots=self._slots, manifest=manifest)))
+        draft.replace(self._note)
         self.emit(
             ev.OptimizerStepCommitted(
                 step=snapshot.step,
@@ -131,9 +165,14 @@ class StateKeeper(Role):
             )
         )
         self._server.stage(manifest, weights)
+        self._announce(manifest)
+        return {"version": snapshot.step, "digest": manifest.digest}
+
+    def _announce(self, manifest: Manifest) -> None:
+        host, port = self._server.address
         self.emit(
             ev.VersionAnnounced(
-                version=snapshot.step,
+                version=manifest.version,
                 digest=manifest.digest,
                 bytes=manifest.nbytes,
                 chunks=len(manifest.chunks),
@@ -142,4 +181,7 @@ class StateKeeper(Role):
                 address=f"{host}:{port}",
             )
         )
-        return {"version": snapshot.step, "digest": manifest.digest}
+
+    async def committed(self) -> tuple[Snapshot, list[Slot]] | None:
+        """The last committed optimizer step and where it lies; None before the first."""
+        return None if self._committed is None else (self._committed, self._slots)

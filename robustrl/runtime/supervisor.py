@@ -73,6 +73,9 @@ class Supervisor(Role):
             except TimeoutError:
                 return None
         lease = self._directory.answer(ask, time.monotonic())
+        if lease is not None and lease.version < least_version:  # the only holder of the newest has died
+            self._directory.release(lease.id)
+            return None
         return None if lease is None else msgspec.msgpack.encode(lease)
 
 

@@ -15,10 +15,14 @@ import msgspec
 
 from ..core import events as ev
 from ..core.roles import Phase
+from ..errors import PeerDied, WaitTimeout
 from ..rl.models import load_tokenizer
 from ..rl.tasks import make_task
 from ..rl.trajectory import Trajectory
 from .role import Role
+
+_DEATH_KNOWN = 5.0
+"""Seconds in which the death of a rank is known, and its successor called for, after another rank lost it."""
 
 
 class TaskRunner(Role):
@@ -26,6 +30,7 @@ class TaskRunner(Role):
         self._unpaused = asyncio.Event()
         self._unpaused.set()
         self._step = 0
+        self._evaluated: set[int] = set()
         await asyncio.to_thread(self._load)
 
     def _load(self) -> None:
@@ -34,16 +39,17 @@ class TaskRunner(Role):
         self._tensorboard = _summary_writer(Path(self.spec.run_dir, "tensorboard"))
 
     async def run(self) -> None:
-        """All optimizer steps, with an evaluation before the first and after the last. Raises what made it stop."""
+        """The optimizer steps that are not committed yet, an evaluation before the first and after the last. Raises what made it stop."""
         config = self.config
         self._trainers = [await self.peer(f"trainer-{i}") for i in range(config.trainer_ranks)]
         self._rollouts = await self.peer("rollout_manager")
         self._journal = await self.peer("request_manager")
         self.page.phase = Phase.RUNNING
-        await self._rollouts.call("wait_version", 0, self.deadlines.role_start, deadline=self.deadlines.role_start + 5)
-        await self._evaluate(0)
-        dispatched = 0
-        for step in range(1, config.steps + 1):
+        done, dispatched = await self._take_up() if self.spec.incarnation > 1 else (0, 0)
+        if done == 0:
+            await self._ask_rollouts("wait_version", 0, self.deadlines.role_start, deadline=self.deadlines.role_start + 5)
+            await self._evaluate(0)
+        for step in range(done + 1, config.steps + 1):
             await self._gate()
             while dispatched < min(config.steps, step + config.staleness):
                 dispatched += 1
@@ -53,11 +59,25 @@ class TaskRunner(Role):
             await self._train(step)
             if config.evaluation_every and step % config.evaluation_every == 0 and step < config.steps:
                 await self._evaluate(step)
-        await self._rollouts.call("wait_version", config.steps, self.deadlines.pull, deadline=self.deadlines.pull + 5)
+        await self._ask_rollouts("wait_version", config.steps, self.deadlines.role_start, deadline=self.deadlines.role_start + 5)
         await self._evaluate(config.steps)
         self.page.update(progress=config.steps, pending=0)
         self.page.phase = Phase.IDLE
         self._tensorboard.close()
+
+    async def _take_up(self) -> tuple[int, int]:
+        """(committed steps, dispatched batches) of the life before; what was left undone of the last step is done."""
+        known = await self.ask_host("known")
+        self._evaluated = set(known["evaluated"])
+        if known["paused"]:
+            self._unpaused.clear()
+        step = known["step"]
+        if step:
+            await self._finish_step(step, await self._call_trainers(step), emit=known["metrics"] < step)
+        return step, await self._journal.call("newest_batch", deadline=self.deadlines.call, again=True)
+
+    async def _ask_rollouts(self, method: str, *args: Any, deadline: float) -> Any:
+        return await self._rollouts.call(method, *args, deadline=deadline, again=True)
 
     async def pause(self) -> int:
         """Stop before the next optimizer step; the number of the one that is running now. Asked twice: no change."""
@@ -86,7 +106,7 @@ class TaskRunner(Role):
         for number, prompt in enumerate(prompts):
             ids = range(first + number * config.samples_per_prompt, first + (number + 1) * config.samples_per_prompt)
             groups.append([self._body(i, batch, number, prompt) for i in ids])
-        await self._rollouts.call("generate", groups, batch - 1 - config.staleness, deadline=self.deadlines.call)
+        await self._ask_rollouts("generate", groups, deadline=self.deadlines.call)
 
     def _body(self, number: int, batch: int, group: int, prompt: Any) -> bytes:
         tokens = self._task.encode(self._tokenizer, prompt)
@@ -103,22 +123,47 @@ class TaskRunner(Role):
         )
 
     async def _train(self, step: int) -> None:
-        ids = await self._journal.call("wait_batch", step, self.deadlines.generation, deadline=self.deadlines.generation + 5)
-        results = await asyncio.gather(*(t.call("train", step, step, deadline=self.deadlines.train_step) for t in self._trainers))
-        first = results[0]
-        await self._journal.call("consumed", step, ids, deadline=self.deadlines.call)
-        await self._rollouts.call("sync", first["published"]["version"], deadline=self.deadlines.call)
-        self.emit(ev.StepMetrics(step=step, values=first["metrics"], phase_seconds=first["phase_seconds"]))
-        for name, value in first["metrics"].items():
-            self._tensorboard.add_scalar(f"train/{name}", value, step)
+        limit = self.deadlines.generation
+        await self._journal.call("wait_batch", step, limit, deadline=limit + 5, again=True)
+        await self._finish_step(step, await self._call_trainers(step), emit=True)
+
+    async def _call_trainers(self, step: int) -> dict[str, Any]:
+        """The answer of rank 0. When a rank dies, the supervisor has all of them replaced, and they are asked again."""
+        limit = self.deadlines.train_step
+        while True:
+            lives = [await self.present(trainer.role) for trainer in self._trainers]
+            calls = (trainer.call("train", step, step, deadline=limit) for trainer in self._trainers)
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            errors = [result for result in results if isinstance(result, BaseException)]
+            if not errors:
+                return results[0]  # type: ignore[return-value]
+            died = any(isinstance(error, PeerDied) for error in errors)
+            # a rank that lost its peer in a collective raises, and may do so before the peer's death is known
+            patience = self.deadlines.role_start if died else _DEATH_KNOWN
+            try:
+                for trainer, (incarnation, _) in zip(self._trainers, lives, strict=True):
+                    await self.successor(trainer.role, incarnation, patience)
+            except WaitTimeout:
+                raise next((error for error in errors if not isinstance(error, PeerDied)), errors[0]) from None
+
+    async def _finish_step(self, step: int, result: dict[str, Any], *, emit: bool) -> None:
+        """What follows the commit of a step; each part may be asked for twice."""
+        consumed = await self._journal.call("batch_ids", step, deadline=self.deadlines.call, again=True)
+        await self._journal.call("consumed", step, consumed, deadline=self.deadlines.call, again=True)
+        await self._ask_rollouts("sync", result["version"], deadline=self.deadlines.call)
+        if emit:
+            self.emit(ev.StepMetrics(step=step, values=result["metrics"], phase_seconds=result["phase_seconds"]))
+            for name, value in result["metrics"].items():
+                self._tensorboard.add_scalar(f"train/{name}", value, step)
 
     async def _evaluate(self, version: int) -> None:
         config = self.config
-        if not config.evaluation_prompts:
+        if not config.evaluation_prompts or version in self._evaluated:
             return
+        self._evaluated.add(version)
         prompts = self._task.prompts("held_out", 0, config.evaluation_prompts)
         bodies = [self._body(-1 - i, 0, 1_000_000 * version + i, prompt) for i, prompt in enumerate(prompts)]
-        results = await self._rollouts.call("evaluate", bodies, version, deadline=self.deadlines.generation)
+        results = await self._ask_rollouts("evaluate", bodies, version, deadline=self.deadlines.generation + 5)
         accuracy = sum(reward >= 1.0 for _, _, reward in results) / len(results)
         samples = [{"prompt": prompt, "text": text, "reward": reward} for prompt, text, reward in results[:8]]
         self.emit(ev.EvaluationDone(version=version, prompts=len(results), accuracy=accuracy, samples=samples))

@@ -22,17 +22,22 @@ from ..errors import WeightsError
 from ..rl.models import load_tokenizer, resolve_model
 from ..rl.tasks import make_task
 from ..rl.trajectory import Trajectory
-from ..transport.manifest import fill, layout_of
+from ..transport.manifest import fill, layout_of, views
 from .role import Role
-from .state_keeper import Snapshot, map_slot
+from .state_keeper import Slot, Snapshot, map_slot
 
 _PROBE_TOKENS = 64
 
 
 class Trainer(Role):
+    ready_when_open = False
+
     async def on_open(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
         self._marks = 0
+        self._one_step = asyncio.Lock()
+        self._published: dict[str, Any] = {}
+        """What `train` returned for the last step."""
         self._phase_seconds: dict[str, float] = {}
         self._phase_since = time.monotonic()
         await self._in_thread(importlib.import_module, "robustrl.rl.learner")  # torch and transformers: seconds
@@ -44,12 +49,16 @@ class Trainer(Role):
             return f"{self.spec.ip}:{probe.getsockname()[1]}"
 
     async def prepare(self, rendezvous: str) -> None:
-        """Load the model, meet the other ranks, and publish version 0."""
+        """Load the model, meet the other ranks, and publish version 0; in a later life, take up the step that the keeper has."""
         await self._in_thread(self._build, rendezvous)
-        if self.role.index == 0:
-            self._keeper = await self.peer("state_keeper-0")
-        await self._snapshot(step=0, batch=0, consumed=[])
+        self._keeper = await self.peer("state_keeper-0")
+        kept = await self._keeper.call("committed", deadline=self.deadlines.call, again=True) if self.spec.incarnation > 1 else None
+        if kept is not None:
+            await self._in_thread(self._restore, *kept)
+        else:
+            self._published = await self._snapshot(step=0, batch=0, consumed=[])
         self._enter(Phase.WAITING_BATCH)
+        self.say_ready()
 
     def _build(self, rendezvous: str) -> None:
         import torch
@@ -80,22 +89,43 @@ class Trainer(Role):
         task = make_task(self.config.task, self.config.task_options, seed=self.config.seed)
         self._probe = task.encode(load_tokenizer(self.config.model), task.prompts("train", 0, 1)[0])[:_PROBE_TOKENS]
 
+    def _restore(self, snapshot: Snapshot, slots: list[Slot]) -> None:
+        """Weights and recovery state of the keeper's last committed step, read where they lie."""
+        self._slots, self._layout = [(slot, map_slot(slot.path)) for slot in slots], snapshot.layout
+        slot, array = self._slots[snapshot.slot]
+        self._learner.load_weights(dict(views(snapshot.layout.tensors, array[: slot.weights_bytes])))
+        self._learner.load_recovery_state(array[slot.weights_bytes : slot.weights_bytes + snapshot.state_length].tobytes())
+        self._published = self._result(snapshot)
+        self.page.step = self.page.version = snapshot.step
+
+    def _result(self, snapshot: Snapshot) -> dict[str, Any]:
+        return {"metrics": snapshot.metrics, "phase_seconds": snapshot.phase_seconds, "version": snapshot.step}
+
     async def train(self, step: int, batch: int) -> dict[str, Any]:
-        """One optimizer step on the finished trajectories of ``batch``: metrics, seconds by phase, and what was published (rank 0)."""
+        """One optimizer step on the finished trajectories of ``batch``: metrics, seconds by phase, and the version that was published.
+
+        A step is applied once: asked again for it, in this life or a later one, the answer is that of the first time.
+        """
+        async with self._one_step:
+            if self._published["version"] < step:
+                self._published = await self._train(step, batch)
+            return self._published
+
+    async def _train(self, step: int, batch: int) -> dict[str, Any]:
         journal = await self.peer("request_manager")
         self.page.step = step
-        bodies = await journal.call("batch", batch, deadline=self.deadlines.call)
+        bodies = await journal.call("batch", batch, deadline=self.deadlines.call, again=True)
         trajectories = [msgspec.msgpack.decode(body, type=Trajectory) for body in bodies]
-        metrics = await self._in_thread(self._learner.train_step, trajectories, self._enter, self._mark)
-        published = await self._snapshot(step=step, batch=batch, consumed=[t.id for t in trajectories])
+        if self._learner.step < step:  # else only its snapshot is missing
+            self._metrics = await self._in_thread(self._learner.train_step, trajectories, self._enter, self._mark)
+        result = await self._snapshot(step=step, batch=batch, consumed=[t.id for t in trajectories], metrics=self._metrics)
         self._enter(Phase.WAITING_BATCH)
-        seconds, self._phase_seconds = self._phase_seconds, {}
-        return {"metrics": metrics, "phase_seconds": seconds, "published": published}
+        return result
 
     async def save_pretrained(self, path: str) -> None:
         await self._in_thread(self._learner.save_pretrained, path)
 
-    async def _snapshot(self, *, step: int, batch: int, consumed: list[int]) -> dict[str, Any]:
+    async def _snapshot(self, *, step: int, batch: int, consumed: list[int], metrics: dict[str, float] | None = None) -> dict[str, Any]:
         """Fill the keeper's free slot, have it committed and announced. The trainer's state is outside the trainer when this returns.
 
         All ranks gather the state together; rank 0 hands it over and returns what was published.
@@ -103,15 +133,16 @@ class Trainer(Role):
         self._enter(Phase.SNAPSHOT)
         weights, state, probe = await self._in_thread(self._collect_state)
         if self.role.index > 0:
-            return {}
+            return {"version": step}
         if step == 0:
             self._layout = layout_of(weights)
             room = len(state) + 3 * self._layout.nbytes + (1 << 20)  # AdamW's two moments come with the first step
-            slots = await self._keeper.call("allocate", self._layout.nbytes, room, deadline=self.deadlines.call)
+            slots = await self._keeper.call("allocate", self._layout.nbytes, room, deadline=self.deadlines.call, again=True)
             self._slots = [(slot, map_slot(slot.path)) for slot in slots]
-        number = await self._keeper.call("free_slot", deadline=self.deadlines.call)
+        number = await self._keeper.call("free_slot", deadline=self.deadlines.call, again=True)
         await self._in_thread(self._fill, number, weights, state)
         self._enter(Phase.PUBLISH)
+        seconds, self._phase_seconds = self._phase_seconds, {}
         snapshot = Snapshot(
             step=step,
             batch=batch,
@@ -121,10 +152,12 @@ class Trainer(Role):
             state_length=len(state),
             probe_tokens=self._probe,
             probe_logprobs=probe,
+            metrics=metrics or {},
+            phase_seconds=seconds,
         )
-        published = await self._keeper.call("commit", snapshot, deadline=self.deadlines.call)
+        await self._keeper.call("commit", snapshot, deadline=self.deadlines.call, again=True)
         self.page.version = step
-        return published
+        return self._result(snapshot)
 
     def _collect_state(self) -> tuple[dict[str, Any], bytes, list[float]]:
         return self._learner.weights(), self._learner.recovery_state(), self._learner.probe(self._probe)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -84,10 +84,15 @@ def checksums(flat: np.ndarray, chunk_bytes: int) -> list[str]:
 
 def tensors(manifest: Manifest, buffer: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Named views into a pulled buffer (no copy), in the order of the state dict that it was built from."""
+    return views(manifest.tensors, buffer)
+
+
+def views(specs: Sequence[TensorSpec], buffer: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """As `tensors`, from the list of where each tensor lies."""
     import torch
 
     flat = torch.frombuffer(buffer, dtype=torch.uint8)
-    for spec in manifest.tensors:
+    for spec in specs:
         yield spec.name, _view(flat, spec)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,7 +50,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     def start(**settings: Any) -> Job:
         defaults = {
             "profile": "class",
-            "name": f"test-{len(jobs)}",
+            "name": f"t{os.getpid()}-{len(jobs)}",
             "steps": 3,
             "evaluation_prompts": 16,
             "prompts_per_step": 4,

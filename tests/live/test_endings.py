@@ -52,8 +52,8 @@ def test_stop_while_starting(launch: Launch) -> None:
         ),
     ],
 )
-def test_a_killed_role_ends_the_job_with_its_name(launch: Launch, role: str) -> None:
-    job = launch(**_LONG)
+def test_without_restarts_a_killed_role_ends_the_job_with_its_name(launch: Launch, role: str) -> None:
+    job = launch(restarts=0, **_LONG)
     job.wait(step=1, timeout=120)
     os.kill(job.roles[role].pid, signal.SIGKILL)
     with pytest.raises(JobFailed, match=role):

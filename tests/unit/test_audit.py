@@ -212,3 +212,15 @@ def test_no_log_is_too_broken_to_be_audited(data: st.DataObject) -> None:
     entries = made_log(steps=2, rollouts=1)
     picked = data.draw(st.lists(st.sampled_from(entries), max_size=40))
     assert {"closing", "config"} & set(rules(forge(picked))) or picked[0] is entries[0]
+
+
+def test_a_version_may_be_announced_again_by_the_next_life_of_its_holder_only() -> None:
+    entries = made_log()
+    place, again = next((i, e) for i, e in reversed(list(enumerate(entries))) if isinstance(e.event, ev.VersionAnnounced))
+
+    def with_copy(incarnation: int) -> list[ev.Entry]:
+        copy = msgspec.structs.replace(again, event=msgspec.structs.replace(again.event, incarnation=incarnation))
+        return forge([*entries[: place + 1], copy, *entries[place + 1 :]])
+
+    assert "versions" in {finding.rule for finding in audit(with_copy(again.event.incarnation))}
+    assert "versions" not in {finding.rule for finding in audit(with_copy(again.event.incarnation + 1))}

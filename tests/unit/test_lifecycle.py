@@ -11,10 +11,10 @@ from robustrl.core.lifecycle import Lifecycle
 class Log:
     """Feeds a Lifecycle, its own decisions included, as the live supervisor does."""
 
-    def __init__(self, steps: int = 2, evaluation_prompts: int = 8) -> None:
+    def __init__(self, steps: int = 2, evaluation_prompts: int = 8, restarts: int = 0) -> None:
         self.entries: list[ev.Entry] = []
         self.lifecycle = Lifecycle()
-        config = {"steps": steps, "evaluation_prompts": evaluation_prompts}
+        config = {"steps": steps, "evaluation_prompts": evaluation_prompts, "restarts": restarts}
         self.add(ev.RunStarted(schema=1, run="r", name="n", wall=0.0, host_pid=1, config=config, machine={}))
 
     def add(self, event: ev.Event) -> list[ev.Event]:
@@ -123,11 +123,61 @@ def test_a_refused_version_ends_the_job_and_names_the_gap() -> None:
     assert end.status == "failed" and "version 3" in end.reason and "0.6" in end.reason
 
 
-def test_an_error_that_a_role_reports_ends_the_job_with_its_text() -> None:
-    log = Log()
+def test_an_error_that_a_role_reports_before_it_exits_is_the_reason_of_the_end() -> None:
+    log = Log(restarts=3)
     log.start("rollout_manager")
-    [end] = log.add(ev.ErrorRaised(role="rollout_manager", incarnation=1, error="RewardError", text="reward function f raised"))
-    assert end.status == "failed" and end.reason == "rollout_manager: RewardError: reward function f raised"
+    assert log.add(ev.ErrorRaised(role="rollout_manager", incarnation=1, error="RewardError", text="reward function f raised")) == []
+    *_, end = log.add(ev.ProcessExited(role="rollout_manager", incarnation=1, pid=7, cause="pidfd", last_lines=[]))
+    assert end.status == "failed" and "RewardError: reward function f raised" in end.reason
+
+
+def killed(role: str, incarnation: int = 1) -> ev.ProcessExited:
+    return ev.ProcessExited(role=role, incarnation=incarnation, pid=7, cause="pidfd", last_lines=[])
+
+
+def test_a_failed_role_is_restarted_alone_and_begins_its_next_life_restarting() -> None:
+    log = Log(restarts=1)
+    log.start("request_manager")
+    changed, decided = log.add(killed("request_manager"))
+    assert states([changed]) == [("request_manager", "healthy", "failed")]
+    assert (decided.role, decided.incarnation) == ("request_manager", 1)
+    assert states(log.start("request_manager", incarnation=2)) == [("request_manager", "restarting", "healthy")]
+
+
+def test_the_restart_budget_is_per_role_and_then_the_job_ends() -> None:
+    log = Log(restarts=1)
+    for role in ("agent_worker-0", "agent_worker-1"):
+        log.start(role)
+        assert isinstance(log.add(killed(role))[-1], ev.RestartDecided)
+    log.start("agent_worker-0", incarnation=2)
+    end = log.add(killed("agent_worker-0", incarnation=2))[-1]
+    assert end.status == "failed" and "budget of 1" in end.reason
+
+
+def test_the_death_of_one_rank_restarts_the_trainer_once() -> None:
+    log = Log(restarts=3)
+    log.start("trainer-0")
+    log.start("trainer-1")
+    assert isinstance(log.add(killed("trainer-1"))[-1], ev.RestartDecided)
+    assert states(log.add(killed("trainer-0"))) == [("trainer-0", "healthy", "failed")], "the host ended it: no further decision"
+
+
+def test_a_role_that_never_became_healthy_is_not_restarted() -> None:
+    log = Log(restarts=3)
+    log.add(ev.RoleStarted(role="trainer-0", incarnation=1, node="node-0", pid=7, start_ticks=1))
+    end = log.add(killed("trainer-0"))[-1]
+    assert end.status == "failed" and "never became healthy" in end.reason
+
+
+def test_a_lost_node_takes_its_state_with_it_but_a_rollout_can_go_elsewhere() -> None:
+    log = Log(restarts=3)
+    log.start("rollout-0")
+    log.committed("rollout-0")
+    assert isinstance(log.add(ev.NodeLost(node="node-0", reason="raylet exited"))[-1], ev.RestartDecided)
+    log = Log(restarts=3)
+    log.start("state_keeper-0")
+    end = log.add(ev.NodeLost(node="node-0", reason="raylet exited"))[-1]
+    assert end.status == "failed" and "gone with its node" in end.reason
 
 
 def test_done_needs_every_step_and_the_last_evaluation() -> None:

@@ -106,6 +106,7 @@ def test_core_is_pure() -> None:
         "bisect",
         "collections",
         "dataclasses",
+        "difflib",
         "enum",
         "functools",
         "hashlib",

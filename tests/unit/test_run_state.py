@@ -174,7 +174,7 @@ def test_what_must_never_be_in_a_log() -> None:
     with pytest.raises(ValueError, match="rollout-1: no such role was started; there are rollout-0"):
         after(ev.RoleReady(role="rollout-1", incarnation=1, seconds=1.0))
     second = ev.RoleStarted(role="rollout-0", incarnation=2, node="node-0", pid=9, start_ticks=1)
-    assert after(second, changed("starting", "failed")).roles["rollout-0"].state is RoleState.STARTING, "the end of a former life"
+    assert after(second, changed("starting", "failed")).roles["rollout-0"].state is RoleState.RESTARTING, "the end of a former life"
     entries = made_log()
     with pytest.raises(ValueError, match="entry 5 came after entry 3"):
         RunState.of([*entries[:3], entries[4]])
