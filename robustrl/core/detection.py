@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from . import events as ev
 from .roles import QUIET, Phase, RoleKind
-from .rules import CLEARED, FAILED, REPORTED, RULES, SUSPECT, Rule, Sign
+from .rules import CLEARED, FAILED, REPORTED, RULES, SUSPECT, WAITING, Rule, Sign
 from .signals import GENERATING, SUPERVISOR, Beat, History, Life, Standing
 from .thresholds import HISTORY, OVERDUE, SECTION, Relative, Thresholds
 
@@ -258,6 +258,8 @@ class Detector:
                 deadlines.append(found.due)
             verdicts += self._absent(life, rule, deadlines)
         for rule, sign in present:
+            if sign.kind == WAITING:
+                life.waited = self.now
             verdicts += self._present(life, rule, sign)
         if life.beat is not None and any(life.suspicions()):
             deadlines.append(life.beat.sent + self.thresholds.rollout.heartbeat)

@@ -257,11 +257,14 @@ def _graced(life: Life, ctx: Context, path: str) -> float:
     return limit if life.progressed else max(limit, ctx.limit(life, f"{SECTION[life.kind]}.grace"))
 
 
-def _blamed(life: Life, ctx: Context, onset: float, limit: float, busy: bool = False) -> Sign:
+def _blamed(life: Life, ctx: Context, onset: float, limit: float, busy: bool = False) -> Sign | None:
     peer, how = _culprit(life, ctx, busy)
     evidence = {"chosen_by": how, **_seen(life)}
     if peer:
         return Sign(WAITING, onset + limit, onset, limit, {"peer": peer, **evidence}, peer=peer)
+    onset = max(onset, life.waited)
+    if life.sampled < onset + limit and onset == life.waited:
+        return None  # what it waited for has come: from there on it has as long again
     return Sign(FAILED, onset + limit, onset, limit, evidence)
 
 

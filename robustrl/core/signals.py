@@ -104,6 +104,8 @@ class Life:
         self.beat: Beat | None = None
         self.beats = self.misses = self.answers = self.last_answer = 0
         self.answered = -math.inf
+        self.waited = -math.inf
+        """Until when it had a peer to wait for."""
         self.standing: dict[str, Standing] = {}
         self.failed = False
 

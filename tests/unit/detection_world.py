@@ -17,7 +17,7 @@ generated once step b - 1 - staleness is committed. Management roles have a loop
 ranks and state keeper; node-2 and node-3: rollouts. Each node has a node_agent with a clock of its own that looks at its roles every 0.1 s,
 with jitter, through the same `Sampler` as the real one. Words between processes take a few milliseconds. All is ready at about 3 s.
 
-Faults (`Fault(kind, role, at, seconds, phase, size)`; ``seconds``: how long, None for ever; ``phase``: wait until the role is in it):
+Faults (`Fault(kind, role, at, seconds, phase, size, step)`; ``seconds``: how long, None for ever; ``phase``: wait until the role is in it):
 
     kill         its process dies                       exit        the same, by itself, with status 0
     exception    the role says what went wrong, exits   non_finite  a loss that is no number (trainer), then exit
@@ -110,6 +110,8 @@ class Fault:
     seconds: float | tuple[float, float] | None = None
     phase: str = ""
     size: float | tuple[float, float] = 3.0
+    step: int = 0
+    """Wait until this optimizer step is committed: from step 1 on, start-up grace is over."""
 
 
 class _Role:
@@ -418,7 +420,7 @@ class World:
     def plan(self, *faults: Fault) -> None:
         for fault in faults:
             drawn = Fault(fault.kind, fault.role, self._draw(fault.at), None if fault.seconds is None else self._draw(fault.seconds),
-                          fault.phase, self._draw(fault.size))  # fmt: skip
+                          fault.phase, self._draw(fault.size), fault.step)  # fmt: skip
             if fault.role and fault.role != "host" and fault.role not in self.roles and not fault.role.startswith("node-"):
                 raise ValueError(f"{fault.role}: there is no such role; there are {', '.join(self.roles)}")
             self.after(drawn.at - self.now, lambda drawn=drawn: self._try(drawn))  # type: ignore[operator]
@@ -608,6 +610,9 @@ class World:
 
     def _try(self, fault: Fault) -> None:
         role = self.roles.get(fault.role)
+        if self.step < fault.step:
+            self.after(TICK, lambda: self._try(fault))
+            return
         if role is not None and fault.phase and fault.kind != "long_phase":
             role.turn(self.now)
             done = fault.phase in ("prefill", "decode") and not role.pending

@@ -18,7 +18,7 @@ from robustrl.core.thresholds import Thresholds
 
 LAB = Thresholds.lab()
 SEEDS = st.integers(0, 2**32)
-FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 KINDS = ["kill", "exception", "freeze", "wedge", "hang", "dry", "slow", "lag", "long_token", "peer_gone"]
 
 
@@ -147,18 +147,18 @@ def test_no_deadline_is_missed(seed):
         assert all(v.due <= v.seen == t for v in said)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_faults_are_found_in_time_and_only_they(seed):
     beat = ("rollout.no_tokens", "rollout.heartbeat")
     scenarios = [
         Scenario("kill", (Fault("kill", "rollout_manager", at=(5, 20)),), (Must("rollout_manager"),), quiet=True, seconds=22),
-        Scenario("freeze trainer", (Fault("freeze", "trainer-0", at=(6, 12), phase="train"),),
-                 (Must("trainer-0", within=("trainer.no_compute",), not_before=True),)),
+        Scenario("freeze trainer", (Fault("freeze", "trainer-0", at=(6, 12), phase="train", step=1),),
+                 (Must("trainer-0", within=("trainer.no_compute",), not_before=True),), seconds=60),
         Scenario("freeze rollout", (Fault("freeze", "rollout-0", at=(4, 9), phase="decode"),),
                  (Must("rollout-0", "suspect", beat[:1], not_before=True), Must("rollout-0", within=beat, not_before=True)),
                  shape={"tokens": 150, "staleness": 1}, seconds=25),
-        Scenario("wedge trainer", (Fault("wedge", "trainer-0", at=(10, 12), phase="train"),),
-                 (Must("trainer-0", within=("trainer.no_marks",)),)),
+        Scenario("wedge trainer", (Fault("wedge", "trainer-0", at=(6, 12), phase="train", step=1),),
+                 (Must("trainer-0", within=("trainer.no_marks",)),), seconds=60),
         Scenario("freeze management", (Fault("freeze", "request_manager", at=(6, 12)),),
                  (Must("request_manager", within=("management.silent",)),), seconds=22),
     ]  # fmt: skip
