@@ -21,6 +21,7 @@ _IDLE = 0.5
 _TOGETHER = 0.2
 """Seconds within which two ranks fell idle at the same time."""
 _ORDER = {Phase.ADVANTAGE: 1, Phase.TRAIN: 2, Phase.OPTIMIZER: 3, Phase.SNAPSHOT: 4, Phase.PUBLISH: 5, Phase.WAITING_BATCH: 6}
+_STOPPED = "process stopped"
 _TRAINER, _ROLLOUT = frozenset({RoleKind.TRAINER}), frozenset({RoleKind.ROLLOUT})
 _LOOPS = (MANAGEMENT - {RoleKind.SUPERVISOR}) | {RoleKind.STATE_KEEPER}
 """Roles judged by their event loop. Not the supervisor: it is the judge."""
@@ -258,17 +259,20 @@ def _graced(life: Life, ctx: Context, path: str) -> float:
 
 
 def _blamed(life: Life, ctx: Context, onset: float, limit: float, busy: bool = False) -> Sign | None:
-    peer, how = _culprit(life, ctx, busy)
+    peer, how = _culprit(life, ctx, busy, limit)
     evidence = {"chosen_by": how, **_seen(life)}
     if peer:
         return Sign(WAITING, onset + limit, onset, limit, {"peer": peer, **evidence}, peer=peer)
-    onset = max(onset, life.waited)
-    if life.sampled < onset + limit and onset == life.waited:
-        return None  # what it waited for has come: from there on it has as long again
+    if how == _STOPPED:
+        onset = max(onset, life.since("loop_age"))
+    elif life.waited > onset:
+        onset = life.waited
+        if life.sampled < onset + limit:
+            return None  # what it waited for has come: from there on it has as long again
     return Sign(FAILED, onset + limit, onset, limit, evidence)
 
 
-def _culprit(life: Life, ctx: Context, busy: bool) -> tuple[str, str]:
+def _culprit(life: Life, ctx: Context, busy: bool, limit: float) -> tuple[str, str]:
     """(the rank that this one waits for, or empty if it waits for none; how that was told)."""
     others = sorted((other for other in ctx.of_kind(RoleKind.TRAINER) if other is not life), key=lambda other: other.role)
     if not others:
@@ -277,12 +281,12 @@ def _culprit(life: Life, ctx: Context, busy: bool) -> tuple[str, str]:
         return gone[0].role, "ended"
     if starting := [other for other in others if not other.armed]:
         return starting[0].role, "starting"
-    if life.stopped:
-        return "", "process stopped"
+    if life.stopped and life.sample is not None and life.sample.loop_age >= limit:
+        return "", _STOPPED  # all this time, not only while it waited
     mine = _position(life)
     idle = [other for other in others if other.sample is not None and other.sample.active_age >= _IDLE]
     if stopped := [other for other in idle if other.stopped and _position(other) <= mine]:
-        return stopped[0].role, "process stopped"
+        return stopped[0].role, _STOPPED
     last = min(others, key=_position)
     if _position(last) < mine:
         return last.role, "micro-batch counter"

@@ -156,7 +156,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             job=JobLimits(stall=90.0, start=240.0, hysteresis=0.5, process_group=60.0),
             trainer=TrainerLimits(no_compute=3.0, no_marks=10.0, silent=5.0, grace=30.0, activity_floor=0.05, advantage=10.0,
                                   optimizer=10.0, snapshot=10.0, publish=10.0, straggler=3.0),
-            rollout=RolloutLimits(no_tokens=3.0, wedged=5.0, heartbeat=2.0, strikes=1, answers=10, grace=30.0, pull=10.0, straggler=3.0),
+            rollout=RolloutLimits(no_tokens=3.0, wedged=5.0, heartbeat=3.0, strikes=1, answers=10, grace=30.0, pull=10.0, straggler=3.0),
             management=LoopLimits(silent=5.0, lag=1.0),
             keeper=LoopLimits(silent=5.0, lag=2.0),
             node=NodeLimits(silent=5.0),

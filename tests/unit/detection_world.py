@@ -507,6 +507,9 @@ class World:
 
     def _tick(self) -> None:
         self.after(TICK, self._tick)
+        for rollout in self.of(RoleKind.ROLLOUT):
+            if rollout.questions:
+                rollout.turn(self.now)
         managers = [self.roles[name] for name in ("task_runner", "rollout_manager", "request_manager")]
         for rank in self.of(RoleKind.TRAINER):
             rank.turn(self.now)
@@ -665,7 +668,8 @@ class World:
 
     def _do_freeze(self, fault: Fault, role: _Role | None) -> None:
         if role is None:
-            self._host_frozen_since = self.now
+            if self._host_frozen_since is None:
+                self._host_frozen_since = self.now
             self._later(fault, self._thaw_host)
             return
         role.frozen = True
@@ -682,7 +686,8 @@ class World:
             role.wake()
 
     def _thaw_host(self) -> None:
-        assert self._host_frozen_since is not None
+        if self._host_frozen_since is None:
+            return
         seconds, self._host_frozen_since = self.now - self._host_frozen_since, None
         self._log(ev.HOST, 1, self.now, ev.ClockGap(seconds=seconds))
         inbox, self._host_inbox = self._host_inbox, []

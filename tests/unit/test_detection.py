@@ -12,7 +12,7 @@ from robustrl.core.roles import RoleId, RoleKind
 from robustrl.core.rules import RULES
 from robustrl.core.thresholds import PATHS, Relative, Thresholds
 
-LAB = Thresholds.lab()
+LAB = Thresholds.lab().replace("rollout.heartbeat", "2s")
 AGENT = {"trainer": "node_agent-1", "rollout": "node_agent-2"}
 
 
@@ -219,6 +219,15 @@ def test_of_ranks_that_are_level_the_stopped_one_is_to_blame_then_the_one_that_f
     assert log.said()[1:] == [], "what it waited for has come: it has as long again, for its own last sample may be old"
     (verdict,) = [v for v in log.sample(16.3, "trainer-0", "train", active_age=6.2) if v.kind == "failed"]
     assert verdict.evidence["chosen_by"] == "micro-batch counter" and verdict.due == pytest.approx(16.15)
+
+
+def test_a_rank_that_is_stopped_for_a_moment_while_it_waits_is_no_culprit():
+    log = Log("trainer-0", "trainer-1")
+    log.sample(13.0, "trainer-1", "advantage", active_age=0.0)
+    (verdict,) = log.sample(13.1, "trainer-0", "train", active_age=3.05, loop_age=1.0, process="T")
+    assert verdict.kind == "waiting_on_peer"
+    (verdict,) = log.sample(15.2, "trainer-0", "train", active_age=5.15, loop_age=3.1, process="T")
+    assert verdict.kind == "failed" and verdict.evidence["chosen_by"] == "process stopped"
 
 
 def test_a_rank_that_waits_for_a_busy_one_that_never_ends_is_no_culprit():

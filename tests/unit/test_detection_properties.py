@@ -37,7 +37,7 @@ def troubled(seed: int, seconds: float = 30.0, offsets: bool = False, changes: b
             roles = ["state_keeper-0"]
         world.plan(Fault(kind, dice.choice(roles), at=(3.0, seconds - 8.0), seconds=dice.choice([None, (0.3, 12.0)]) or (0.3, 12.0)))
     if changes:
-        world.set_threshold(dice.uniform(5, 20), "rollout.no_tokens", dice.choice(["2.5s", "4s", "4.9s"]))
+        world.set_threshold(dice.uniform(5, 20), "rollout.no_tokens", dice.choice(["3.5s", "4s", "4.9s"]))
         world.set_threshold(dice.uniform(5, 20), "trainer.no_compute", dice.choice(["2s", "4x"]))
     world.run(seconds)
     return world
