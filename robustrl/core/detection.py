@@ -14,9 +14,10 @@ import math
 from collections.abc import Iterable, Iterator
 
 from . import events as ev
-from .roles import QUIET, Phase, RoleKind
+from .roles import Phase, RoleKind
 from .rules import CLEARED, FAILED, REPORTED, RULES, SUSPECT, WAITING, Rule, Sign
-from .signals import GENERATING, SUPERVISOR, Beat, History, Life, Standing
+from .signals import SUPERVISOR, Beat, History, Life, Standing
+from .stall import waited_for
 from .thresholds import HISTORY, OVERDUE, SECTION, Relative, Thresholds
 
 _RULES_OF = {kind: tuple(rule for rule in RULES if kind in rule.kinds) for kind in RoleKind}
@@ -349,50 +350,17 @@ class Detector:
         return self._step_since + (limit.seconds(self._steps_history.sorted) if isinstance(limit, Relative) else limit)
 
     def _look_for_stall(self) -> None:
-        before = self.stalled
-        due = self._stall_due()
-        self.stalled = None
-        if due is not None and due <= self.now:
-            life, why, stuck = self._waited_for()
-            if life is not None:
-                assert self._step_since is not None
-                kind = FAILED if stuck else REPORTED
-                evidence = {"step": self._committed + 1, "why": why}
-                self.stalled = (life.role, Sign(kind, due, self._step_since, due - self._step_since, evidence))
-        for role in {found[0] for found in (before, self.stalled) if found}:
-            self._touched.add(role)
-
-    def _waited_for(self) -> tuple[Life | None, str, bool]:
-        """(whom the whole job waits for, why, whether it has work of its own that does not move)."""
-        since = self._step_since or 0.0
-
-        def stuck(life: Life) -> bool:
-            return life.sample is not None and life.sample.pending > 0 and life.since("progress_age") <= since + 1.0
-
-        lives = [life for life in self._lives.values() if not life.muted]
-        if ended := sorted((life for life in lives if life.down), key=lambda life: life.role):
-            return ended[0], "it has ended and was not replaced", False
-        ranks = [life for life in self.of_kind(RoleKind.TRAINER) if life.sample and Phase(life.sample.phase) not in QUIET]
-        if ranks:
-            last = min(ranks, key=lambda life: (life.sample.step if life.sample else 0, life.since("phase_age"), life.role))
-            assert last.sample is not None
-            return last, f"in phase {last.sample.phase} of step {last.sample.step}", last.since("phase_age") <= since + 1.0
-        rollouts = [life for life in self.of_kind(RoleKind.ROLLOUT) if life.sample and life.sample.pending]
-        working = [life for life in rollouts if life.sample and Phase(life.sample.phase) in GENERATING | {Phase.PULL}]
-        if working:
-            last = min(working, key=lambda life: (life.since("progress_age"), life.role))
-            return last, "trajectories on it are unfinished", stuck(last)
-        workers = self.of_kind(RoleKind.AGENT_WORKER)
-        if rollouts and workers:
-            busy = [life for life in workers if life.sample and Phase(life.sample.phase) not in QUIET] or workers
-            last = min(busy, key=lambda life: (life.since("progress_age"), life.role))
-            return last, "trajectories wait for its tools", stuck(last)
-        for kind, why in ((RoleKind.AGENT_WORKER, "it has work that does not end"), (RoleKind.ROLLOUT_MANAGER, "it has unfinished groups"),
-                          (RoleKind.REQUEST_MANAGER, "it has open trajectories"), (RoleKind.TASK_RUNNER, "nobody else has work")):
-            held = [life for life in self.of_kind(kind) if kind is RoleKind.TASK_RUNNER or (life.sample and life.sample.pending)]
-            if held:
-                return held[0], why, False
-        return None, "", False
+        """Reported at first; failed once the one waited for has itself been stuck for as long as the limit."""
+        before, self.stalled = self.stalled, None
+        due, since = self._stall_due(), self._step_since
+        if due is not None and since is not None and due <= self.now and (waited := waited_for(self._lives.values())):
+            limit = due - since
+            evidence = {"step": self._committed + 1, "why": waited.why}
+            sign = Sign(REPORTED, due, since, limit, evidence)
+            if waited.since is not None and self.now >= waited.since + limit:
+                sign = sign._replace(kind=FAILED, due=max(due, waited.since + limit), onset=max(since, waited.since))
+            self.stalled = (waited.life.role, sign)
+        self._touched.update(found[0] for found in (before, self.stalled) if found)
 
 
 def judge(detector: Detector, entries: Iterable[ev.Entry]) -> Iterator[ev.Verdict]:

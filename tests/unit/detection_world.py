@@ -726,7 +726,10 @@ class World:
                                           error="UCXXConnectionResetError"))  # fmt: skip
 
     def _do_lost_group(self, fault: Fault, role: _Role) -> None:
-        self.left[self.step + 1] += 1
+        if self.dispatched > self.training:
+            self.left[self.dispatched] += 1
+        else:
+            self.after(TICK, lambda: self._do_lost_group(fault, role))
 
     def _do_long_phase(self, fault: Fault, role: _Role) -> None:
         role.extra[fault.phase] = fault.seconds  # type: ignore[assignment]

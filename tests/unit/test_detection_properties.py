@@ -165,3 +165,26 @@ def test_faults_are_found_in_time_and_only_they(seed):
     for scenario in scenarios:
         world, wrong = run_scenario(scenario, 100 * seed + len(scenario.name))
         assert wrong == [], (scenario.name, seed, world.shape)
+
+
+def test_a_trajectory_that_is_lost_stalls_the_job_and_is_reported():
+    scenario = Scenario("lost group", (Fault("lost_group", "rollout_manager", at=10.0),), seconds=130.0)
+    world, wrong = run_scenario(scenario, 3)
+    stalls = [v for v in world.verdicts if v.rule == "stall"]
+    assert wrong == [] and [v.kind for v in stalls] == ["reported"] and stalls[0].threshold == LAB.job.stall
+
+
+def test_the_suite_itself_finds_what_is_wrong():
+    kill = Fault("kill", "rollout-0", at=8.0)
+    cases = [
+        (Scenario("nothing", (), (Must("rollout-0"),)), "rollout-0 was never called failed"),
+        (Scenario("not stated", (kill,)), "rollout-0 was called failed by rule exited"),
+        (Scenario("too late", (kill,), (Must("rollout-0", within=-1.0),)), "the limit is -1 s"),
+        (Scenario("too early", (kill,), (Must("rollout-0", within=5.0, not_before=True),)), "the limit is 5 s"),
+        (Scenario("never", (Fault("kill", "rollout-0", at=8.0, phase="train"),)), "only [] of 1 faults were injected"),
+    ]
+    for scenario, words in cases:
+        _, wrong = run_scenario(scenario, 5)
+        assert len(wrong) == 1 and words in wrong[0], (scenario.name, wrong)
+    with pytest.raises(ValueError, match="rollout-9: there is no such role"):
+        run_scenario(Scenario("nobody", (Fault("kill", "rollout-9"),)), 5)
