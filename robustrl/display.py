@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
     from .job import Job
 
-_GREEN, _BLUE, _SKY, _ORANGE, _VERMILION, _PURPLE, _GREY = "#009E73", "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#CC79A7", "#888888"
-STATE_COLOURS = {RoleState.STARTING: _SKY, RoleState.RESTARTING: _PURPLE, RoleState.STALE: _ORANGE, RoleState.HEALTHY: _GREEN,
-                 RoleState.FAILED: _VERMILION, RoleState.STOPPED: _GREY}
+_GREEN, _BLUE, _SKY, _ORANGE = "#009E73", "#0072B2", "#56B4E9", "#E69F00"
+_VERMILION, _PURPLE, _YELLOW, _GREY = "#D55E00", "#CC79A7", "#F0E442", "#888888"
+STATE_COLOURS = {
+    RoleState.STARTING: _SKY, RoleState.RESTARTING: _PURPLE, RoleState.STALE: _ORANGE, RoleState.HEALTHY: _GREEN,
+    RoleState.SUSPECT: _YELLOW,
+    RoleState.FAILED: _VERMILION, RoleState.STOPPED: _GREY,
+}
 STATUS_COLOURS = {"starting": _SKY, "running": _GREEN, "paused": _ORANGE, "done": _BLUE, "stopped": _GREY, "failed": _VERMILION}
 UPDATES_PER_SECOND = 4
 _LINE_EVERY = 5.0

@@ -22,7 +22,8 @@ import msgspec
 from .config import JobConfig
 from .core import events as ev
 from .core.run_state import RoleView, RunState
-from .errors import HostGone, JobFailed, RobustRLError, WaitTimeout
+from .core.thresholds import Thresholds
+from .errors import ConfigError, HostGone, JobFailed, RobustRLError, WaitTimeout
 from .runtime import processes, wire
 from .runtime.registry import JobEntry
 from .tables import Events, Table, trajectories
@@ -103,6 +104,12 @@ class Job:
         self._check_started()
         with self._changed:
             return Table(msgspec.structs.asdict(done) for done in self._state.evaluations)
+
+    @property
+    def thresholds(self) -> LiveThresholds:
+        """The detector's settings by section; setting one (``job.thresholds.rollout.no_tokens = "3s"``) takes effect at once."""
+        self._check_started()
+        return LiveThresholds(self)
 
     def summary(self) -> dict[str, Any]:
         """The figures of ``summary.json``, as far as the job has come."""
@@ -350,6 +357,44 @@ class AsyncJob:
         await asyncio.to_thread(self._job.stop, timeout)
 
 
+class LiveThresholds:
+    """Sections of the thresholds of a live job; reading shows what is in force, setting checks and applies. Raises ConfigError."""
+
+    def __init__(self, job: Job, section: str = "") -> None:
+        object.__setattr__(self, "_job", job)
+        object.__setattr__(self, "_section", section)
+
+    @property
+    def now(self) -> Thresholds:
+        """What is in force."""
+        with self._job._changed:
+            return Thresholds.from_dict(self._job._state.thresholds)
+
+    def update(self, changes: Mapping[str, Any]) -> None:
+        """Several at once, by path (``{"rollout.no_tokens": "3s"}``): all of them, or none."""
+        self.now.updated(changes)  # raises here what the host would raise
+        self._job._call("set_thresholds", None, changes=dict(changes))
+
+    def __getattr__(self, name: str) -> Any:
+        if self._section:
+            return self.now.get(f"{self._section}.{name}")
+        if name not in Thresholds.__struct_fields__:
+            raise AttributeError(f"thresholds have no section {name!r}; there are {', '.join(Thresholds.__struct_fields__)}")
+        return LiveThresholds(self._job, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.update({f"{self._section}.{name}" if self._section else name: value})
+
+    def __dir__(self) -> list[str]:
+        if self._section:
+            return [*type(getattr(self.now, self._section)).__struct_fields__]
+        return [*Thresholds.__struct_fields__, "update", "now"]
+
+    def __repr__(self) -> str:
+        items = [(path, value) for path, value in self.now.items() if path.startswith(f"{self._section}." if self._section else "")]
+        return "\n".join(f"{path:26} {value}" for path, value in items)
+
+
 class RoleHandle:
     """One role of a job, whatever life it is in; what it shows is as fresh as the log."""
 
@@ -390,6 +435,16 @@ class RoleHandle:
     def progress(self) -> int:
         """Trainer: micro-batches done; rollout: tokens generated; others: requests handled."""
         return self._view.progress
+
+    def kill(self) -> int:
+        """SIGKILL to its process; returns the pid. Raises RobustRLError, HostGone."""
+        return int(self._job._call("signal", None, role=self.name, signal="kill"))
+
+    def hang(self, seconds: float = 0.0) -> int:
+        """SIGSTOP to its process, which after ``seconds`` goes on; 0: never by itself. Returns the pid."""
+        if not 0 <= seconds < float("inf"):
+            raise ConfigError("seconds", seconds, "must be finite and not negative; 0: for good")
+        return int(self._job._call("signal", None, role=self.name, signal="hang", seconds=float(seconds)))
 
     def logs(self, lines: int = 50) -> list[str]:
         """Last lines of the log of its present life."""

@@ -21,6 +21,7 @@ class _Facts:
 
     __slots__ = (
         "cause",
+        "condemned",
         "error",
         "exited",
         "incarnation",
@@ -33,6 +34,7 @@ class _Facts:
         "ready",
         "replaced",
         "state",
+        "suspect",
         "version",
     )
 
@@ -44,19 +46,22 @@ class _Facts:
         self.replaced = False
         """A restart of it, or of its whole kind, is decided: its end is no further news."""
         self.error = ""
+        self.suspect = False
+        self.condemned = ""
+        """Why the detector calls it failed although its process may live."""
         self.version = -1
         self.phase = ""
         self.cause = ""
         self.last_lines: list[str] = []
 
     def implied(self) -> RoleState:
-        if self.exited:
+        if self.exited or self.condemned:
             return RoleState.FAILED
         if not self.ready:
             return first_state(self.incarnation)
         if self.kind is RoleKind.ROLLOUT and self.version < 0:
             return RoleState.STALE
-        return RoleState.HEALTHY
+        return RoleState.SUSPECT if self.suspect and self.state in (RoleState.HEALTHY, RoleState.SUSPECT) else RoleState.HEALTHY
 
 
 class Lifecycle:
@@ -107,6 +112,12 @@ class Lifecycle:
             case ev.ErrorRaised(role=role, incarnation=incarnation, error=error, text=text):
                 if facts := self._current(role, incarnation):
                     facts.error, facts.cause = error, f"{error}: {text}"
+            case ev.Verdict(role=role, incarnation=incarnation, kind=kind, rule=rule, evidence=evidence):
+                if facts := self._current(role, incarnation):
+                    if kind in ("suspect", "cleared"):
+                        facts.suspect = kind == "suspect"
+                    elif kind == "failed" and rule not in _OWN_WORDS:
+                        facts.condemned = facts.cause = f"rule {rule}: {evidence}"
             case ev.NodeLost(node=node, reason=reason):
                 for facts in self._roles.values():
                     if facts.node == node and not facts.exited:
@@ -134,9 +145,9 @@ class Lifecycle:
         for role, facts in self._roles.items():
             implied = facts.implied()
             if implied is not facts.state and implied in TRANSITIONS[facts.state]:
-                reason = _REASONS.get(implied, "") if implied is not RoleState.FAILED else f"process {facts.pid} exited ({facts.cause})"
+                reason = _REASONS[implied] if implied is not RoleState.FAILED else facts.cause or f"process {facts.pid} exited"
                 due.append(ev.RoleStateChanged(role=role, incarnation=facts.incarnation, old=facts.state, new=implied, reason=reason))
-            if facts.exited and not facts.replaced:
+            if (facts.exited or facts.condemned) and not facts.replaced:
                 failure = Failure(
                     kind=facts.kind,
                     restarts=len(self._restarts[role]),
@@ -159,7 +170,9 @@ class Lifecycle:
         return facts if facts and facts.incarnation == incarnation else None
 
 
-_REASONS = {RoleState.HEALTHY: "ready", RoleState.STALE: "ready, without weights yet"}
+_OWN_WORDS = ("exited", "node_lost", "exception")
+"""Rules whose facts are taken from their events, in full."""
+_REASONS = {RoleState.HEALTHY: "ready", RoleState.STALE: "ready, without weights yet", RoleState.SUSPECT: "something expected is missing"}
 
 
 def _death(role: str, facts: _Facts) -> str:

@@ -63,6 +63,7 @@ class RoleState(StrEnum):
     RESTARTING = "restarting"
     STALE = "stale"
     HEALTHY = "healthy"
+    SUSPECT = "suspect"
     FAILED = "failed"
     STOPPED = "stopped"
 
@@ -74,7 +75,9 @@ TRANSITIONS: dict[RoleState, frozenset[RoleState]] = {
     # stale: alive, but without a complete, checked weight version (rollouts only)
     RoleState.STALE: frozenset({RoleState.HEALTHY, RoleState.FAILED, RoleState.STOPPED}),
     # healthy -> stale is missing on purpose: a role that lost its weights has lost its process
-    RoleState.HEALTHY: frozenset({RoleState.FAILED, RoleState.STOPPED}),
+    RoleState.HEALTHY: frozenset({RoleState.SUSPECT, RoleState.FAILED, RoleState.STOPPED}),
+    # suspect: something expected of it is missing, and it has been asked
+    RoleState.SUSPECT: frozenset({RoleState.HEALTHY, RoleState.FAILED, RoleState.STOPPED}),
     # failed -> healthy is missing on purpose: nothing heals without a new incarnation
     RoleState.FAILED: frozenset({RoleState.STOPPED}),
     RoleState.STOPPED: frozenset(),

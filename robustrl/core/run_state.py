@@ -130,6 +130,9 @@ class RunState:
     discarded_bytes: int = 0
     tokens: Counter[str] = field(default_factory=Counter)
     """Rollout -> tokens generated, over all its lives."""
+    thresholds: dict[str, Any] = field(default_factory=dict)
+    """In force, plain; see core/thresholds.py."""
+    verdicts: list[ev.Verdict] = field(default_factory=list)
     seq: int = 0
     t0: float = 0.0
     t: float = 0.0
@@ -277,6 +280,10 @@ class RunState:
             case ev.RunStarted():
                 self.run, self.name, self.schema, self.wall, self.host_pid = event.run, event.name, event.schema, event.wall, event.host_pid
                 self.config, self.machine, self.steps = event.config, event.machine, int(event.config.get("steps", 0))
+            case ev.ThresholdsChanged():
+                self.thresholds = event.thresholds
+            case ev.Verdict():
+                self.verdicts.append(event)
             case ev.EndDecided():
                 self.ending, self.reason = event.status, event.reason
             case ev.RunEnded():

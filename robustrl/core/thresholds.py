@@ -163,6 +163,11 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         )  # fmt: skip
 
     @classmethod
+    def named(cls, name: str) -> Self:
+        """``paper``, ``lab`` or ``relative``."""
+        return {"paper": cls.paper, "lab": cls.lab, "relative": cls.relative}[name]()
+
+    @classmethod
     def relative(cls, times: float = 4.0) -> Self:
         """As `lab`, with multiples of a role's own history wherever there is one; the lab's seconds are their floors."""
         made = cls.lab()
@@ -180,6 +185,10 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def replace(self, path: str, value: Any) -> Self:
         """With the setting at ``path`` (e.g. ``rollout.no_tokens``) replaced; ``value``: as `parse` takes it."""
         return self._with({path: self.parse(path, value)})
+
+    def updated(self, changes: Mapping[str, Any]) -> Self:
+        """With all of ``changes`` (path -> value as `parse` takes it) made at once; only the result has to be free of contradictions."""
+        return self._with({path: self.parse(path, value) for path, value in changes.items()})
 
     def parse(self, path: str, value: Any) -> Any:
         """``value`` as the setting at ``path`` takes it: seconds, "3s", "250ms", "2min", "1h", or "4x": relative, with today's as floor."""

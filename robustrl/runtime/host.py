@@ -27,12 +27,13 @@ from ..core.placement import place, place_another, plan_nodes
 from ..core.recovery import Failure, why_not_restart
 from ..core.roles import RoleId, RoleKind, RoleState
 from ..core.run_state import RunState
+from ..core.thresholds import Thresholds
 from ..errors import JobFailed, PeerDied, RobustRLError, WaitTimeout
 from . import machine, reaper, registry, wire
 from .cluster import Cluster, JoinedCluster, LocalCluster
 from .event_log import EventLog, LogError
 from .processes import ProcessId, is_alive, kill, kill_marked, wait_exit
-from .role import Peer, RoleSpec, actor_name, within
+from .role import OWN_CLOCK, OWN_GAP, Peer, RoleSpec, actor_name, within
 
 log = logging.getLogger("host")
 _DEATH_WORD = 2.0
@@ -107,12 +108,15 @@ class Host:
                 machine=machine.describe(),
             )
         )
+        self._thresholds = Thresholds.named(self.config.thresholds)
+        self.record(ev.ThresholdsChanged(thresholds=self._thresholds.to_dict(), changes={}))
         self._servers = [await wire.listen(address, self._serve)]
         self._roles_address = address
         for sig in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(sig, self._decide_end, STOPPED, f"the host received {sig.name}")
         if not self.file.keep_alive:
             self._spawn(self._watch_owner())
+        self._spawn(self._watch_own_clock())
         self._spawn(self._start_and_run())
         verdict = await self.end
         await self._shut_down(verdict)
@@ -137,6 +141,15 @@ class Host:
         while is_alive(ProcessId(self.file.owner_pid, self.file.owner_ticks)):
             await asyncio.sleep(0.5)
         self._decide_end(STOPPED, f"its owner, process {self.file.owner_pid}, has ended (keep_alive=True would let the job go on)")
+
+    async def _watch_own_clock(self) -> None:
+        """A host that did not run for a while says so before it writes what has come in meanwhile."""
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(OWN_CLOCK)
+            gap, last = time.monotonic() - last - OWN_CLOCK, time.monotonic()
+            if gap > OWN_GAP:
+                self.record(ev.ClockGap(seconds=round(gap, 3)))
 
     # -- start ---
 
@@ -465,6 +478,23 @@ class Host:
         await self._peer(rollout).call("open", deadline=self.config.deadlines.role_start)
         await manager.call("add_rollout", rollout, deadline=self.config.deadlines.call)
 
+    async def _set_thresholds(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """All or none of ``changes`` (path -> value), checked and in force from the next entry on. Returns all thresholds."""
+        new = self._thresholds.updated(changes)
+        if made := self._thresholds.changes(new):
+            self._thresholds = new
+            self.record(ev.ThresholdsChanged(thresholds=new.to_dict(), changes=made))
+        return new.to_dict()
+
+    async def _signal(self, role: str, signal: str, seconds: float = 0.0) -> int:
+        """The pid that was hit, by its node's agent."""
+        if role not in self.state.roles:
+            raise RobustRLError(f"role {role!r}: this job has {', '.join(self.state.roles) or 'none yet'}")
+        view = self.state.roles[role]
+        agent = self._agent_of(view.node)
+        deadline = self.config.deadlines.call
+        return await agent.call("signal", role, view.incarnation, signal, seconds, deadline=deadline)
+
     async def _logs(self, role: str, lines: int = 50) -> list[str]:
         if role not in self.state.roles:
             raise RobustRLError(f"role {role!r}: this job has {', '.join(self.state.roles) or 'none yet'}")
@@ -513,6 +543,8 @@ class Host:
         "resume": _resume,
         "save_pretrained": _save_pretrained,
         "add_rollout": _add_rollout,
+        "set_thresholds": _set_thresholds,
+        "signal": _signal,
         "logs": _logs,
         "state": _state,
         "incarnation": _incarnation,

@@ -8,17 +8,22 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from ..core.roles import Phase
 from ..errors import WaitTimeout
 from . import registry
-from .processes import ProcessId, kill, kill_marked, read_start_ticks, wait_exit
+from .processes import ProcessId, is_alive, kill, kill_marked, process_state, read_start_ticks, send_signal, wait_exit
 from .role import Role, RoleSpec
 from .sensors import Sensors
 
 _LAST_KILL = 5.0
 """Seconds that the processes of this node have to go when the host is gone."""
+_LAST_LOOK = 3.0
+"""Seconds for the stack of a process before it is killed."""
 
 
 class NodeAgent(Role):
@@ -47,11 +52,45 @@ class NodeAgent(Role):
         self._sensors.watch(role, incarnation, pid, page_path, log_path)
         self.page.update(progress=len(self._processes))
 
+    async def configure(self, floor: float, marks: dict[str, tuple[float, ...]]) -> None:
+        """The detector's limits, so that a sample is logged as soon as one is passed."""
+        self._sensors.configure(floor, marks)
+
+    async def signal(self, role: str, incarnation: int, name: str, seconds: float) -> int:
+        """``kill`` or ``hang`` (SIGSTOP; with ``seconds`` above 0 it goes on after them) this very process. Returns its pid."""
+        process = self._processes[role, incarnation]
+        number = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP, "resume": signal.SIGCONT}[name]
+        send_signal(process, number)
+        if name == "hang" and seconds > 0:
+            asyncio.get_running_loop().call_later(seconds, send_signal, process, signal.SIGCONT)
+        return process.pid
+
     async def kill(self, role: str, incarnation: int) -> None:
         """SIGKILL, and return when the process is dead; one that is dead already is left in peace."""
         if process := self._processes.get((role, incarnation)):
+            await asyncio.to_thread(self._keep_evidence, role, incarnation, process)
             kill(process)
             await asyncio.to_thread(wait_exit, process, _LAST_KILL)
+
+    def _keep_evidence(self, role: str, incarnation: int, process: ProcessId) -> None:
+        """State and Python stack of a process that is about to be killed, in the run directory; of a dead one there is none."""
+        if not is_alive(process):
+            return
+        folder = Path(self.spec.run_dir, "evidence")
+        folder.mkdir(exist_ok=True)
+        text = f"process {process.pid}, state {process_state(process.pid)}\n"
+        if spy := shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"):
+            try:
+                # a stopped process cannot be paused again, nor need it be
+                done = subprocess.run(
+                    [spy, "dump", "--nonblocking", "--pid", str(process.pid)], capture_output=True, text=True, timeout=_LAST_LOOK
+                )
+                text += done.stdout or done.stderr
+            except subprocess.TimeoutExpired:
+                text += f"py-spy gave no stack within {_LAST_LOOK} s\n"
+        else:
+            text += "py-spy is not installed: no stack\n"
+        (folder / f"{role}.{incarnation}.txt").write_text(text)
 
     async def clean(self, spare: list[int], deadline: float) -> None:
         """Kill every process of the run on this machine but this one and ``spare``, and remove the run's folders."""

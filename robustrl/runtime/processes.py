@@ -79,19 +79,24 @@ def wait_exit(process: ProcessId, timeout: float) -> bool:
         os.close(fd)
 
 
-def kill(process: ProcessId) -> bool:
-    """SIGKILL to this very process, never to another that got its pid; False if it has ended already."""
+def send_signal(process: ProcessId, number: int) -> bool:
+    """The signal to this very process, never to another that got its pid; False if it has ended already."""
     try:
         fd = open_pidfd(process)
     except ProcessLookupError:
         return False
     try:
-        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        signal.pidfd_send_signal(fd, number)
     except ProcessLookupError:
         return False
     finally:
         os.close(fd)
     return True
+
+
+def kill(process: ProcessId) -> bool:
+    """SIGKILL; see `send_signal`."""
+    return send_signal(process, signal.SIGKILL)
 
 
 def cpu_seconds(pid: int) -> float:

@@ -27,6 +27,8 @@ from .status_page import StatusPage
 from .wire import HostClient
 
 T = TypeVar("T")
+OWN_CLOCK, OWN_GAP = 0.1, 1.0
+"""Seconds between two looks at one's own clock, and how late one may be before that is said."""
 UCX_ROOM = 16 << 20
 """Bytes of the shared-memory mount that a process with UCX is sure to get along with; 4 MB each were measured."""
 _REST = {RoleKind.TRAINER: Phase.WAITING_BATCH, RoleKind.ROLLOUT: Phase.WAITING_REQUEST}

@@ -75,6 +75,12 @@ class Rollout(Role):
             self._out.get_nowait()  # what was posted before the look is in the answer
         return self._version, list(self._unacknowledged.items()), tools, running
 
+    async def heartbeat(self, incarnation: int, number: int) -> None:
+        """Answered by the engine loop itself, as it comes round."""
+        answer = ev.HeartbeatAnswered(role=self.spec.role, incarnation=self.spec.incarnation, number=number)
+        if incarnation == self.spec.incarnation:
+            self._commands.put(lambda: self.emit(answer))
+
     async def abort(self, ids: list[int]) -> None:
         self._commands.put(lambda: self._abort(ids))
 

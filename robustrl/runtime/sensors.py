@@ -1,7 +1,7 @@
 """What a node agent does: it watches role processes of its node from outside, by pidfd, /proc and status page. No Ray, no calls to a role.
 
 Promises: the end of a process is reported within milliseconds, once, with the last lines of its log; phase, step and version are sampled
-every ``period`` seconds and reported when one of them changed, and once a second in any case. Progress alone is no change: it always moves.
+every ``period`` seconds; what of that is reported is core/sampling.py's to say: changes, limits passed, and a sign of life once a second.
 A process that is stopped (SIGSTOP) is no end; its samples show it, as progress, CPU time and stamp stand still.
 
 One thread; 12 roles at 10 Hz cost 0.2 % of a core. Callbacks run in that thread and must be short.
@@ -14,14 +14,16 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ..core.events import ProcessExited, RoleSample
-from .processes import ProcessId, cpu_seconds, open_pidfd, read_start_ticks
+from ..core.sampling import Sampler
+from .processes import ProcessId, cpu_seconds, open_pidfd, process_state, read_start_ticks
 from .status_page import Status, StatusReader
 
-_KEEP_ALIVE = 1.0
+_FLOOR = 0.05
+"""Of a core: what counts as activity until the supervisor says otherwise."""
 _LAST_LINES = 20
 _LAST_BYTES = 16384
 log = logging.getLogger("sensors")
@@ -34,6 +36,7 @@ class Sensors:
         self._on_exit, self._on_sample, self.period = on_exit, on_sample, period
         self._watched: dict[int, _Watched] = {}
         """By pidfd."""
+        self._floor, self._marks = _FLOOR, dict[str, tuple[float, ...]]()
         self._lock = threading.RLock()
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -53,8 +56,16 @@ class Sensors:
                 self._on_exit(ProcessExited(role=role, incarnation=incarnation, pid=pid, cause="had ended before it was watched",
                                             last_lines=_last_lines(log_path)))
                 return
-            self._watched[fd] = _Watched(role, incarnation, pid, page_path, log_path)
+            sampler = Sampler(role, incarnation, self._floor, self._marks.get(role, ()))
+            self._watched[fd] = _Watched(role, incarnation, pid, page_path, log_path, sampler)
             self._epoll.register(fd, select.EPOLLIN)
+
+    def configure(self, floor: float, marks: Mapping[str, Iterable[float]]) -> None:
+        """Role -> the limits of its ages: from the next look on, the first one past a limit is reported."""
+        with self._lock:
+            self._floor, self._marks = floor, {role: tuple(ages) for role, ages in marks.items()}
+            for watched in self._watched.values():
+                watched.sampler.configure(floor, self._marks.get(watched.role, ()))
 
     def unwatch(self, role: str, incarnation: int) -> None:
         """Neither samples nor the end of this incarnation are reported any more. Unknown ones are ignored."""
@@ -115,29 +126,24 @@ class Sensors:
 
 
 class _Watched:
-    def __init__(self, role: str, incarnation: int, pid: int, page_path: str, log_path: str) -> None:
+    def __init__(self, role: str, incarnation: int, pid: int, page_path: str, log_path: str, sampler: Sampler) -> None:
         self.role, self.incarnation, self.pid, self.page_path, self.log_path = role, incarnation, pid, page_path, log_path
+        self.sampler = sampler
         self.complained = False
         self._reader: StatusReader | None = None
-        self._last: tuple[object, ...] = ()
-        self._sent = 0.0
+        self._good: Status | None = None
 
     def sample(self, now: float) -> RoleSample | None:
-        """A sample if something changed or a second passed, else None."""
+        """What is worth a line of the log (core/sampling.py), or None."""
         if self._reader is None:
             self._reader = StatusReader(self.page_path)
         status = self._reader.read()
-        key = (status.phase, status.step, status.version)
-        changed = key != self._last and not status.torn
-        if not changed and now - self._sent < _KEEP_ALIVE:
-            return None
-        self._last, self._sent = key, now
-        return self._made(status)
-
-    def _made(self, status: Status) -> RoleSample:
-        return RoleSample(
-            role=self.role, incarnation=self.incarnation, phase=status.phase.value, progress=status.progress, pending=status.pending,
-            step=status.step, version=status.version, loop_age=round(status.loop_age(), 4), cpu=cpu_seconds(self.pid))
+        if status.torn:  # stopped in the middle of a write, perhaps for good: what it said before still stands
+            status = self._good or status
+        self._good = status
+        return self.sampler.look(
+            now, phase=status.phase, progress=status.progress, pending=status.pending, step=status.step, version=status.version,
+            loop_age=status.loop_age(), cpu=cpu_seconds(self.pid), process=lambda: process_state(self.pid))
 
     def close(self) -> None:
         if self._reader is not None:

@@ -1,36 +1,56 @@
 """The supervisor: decides from the log, and hands out leases on weights. Nothing it knows is anywhere but in the log.
 
-It follows the host's event stream from the first entry, so a second incarnation knows what the first one knew. In this version its one
-recovery action is to end the job with a clear reason.
+It follows the host's event stream from the first entry, so a second incarnation knows what the first one knew: what the detector and the
+lifecycle say of the past is in the log already, and only what is missing there is said. Detector and policy are those of core/; this file
+gives them entries and time, and carries questions to the roles.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from typing import Any
 
 import msgspec
 
 from ..core import events as ev
+from ..core.detection import Detector
 from ..core.lifecycle import Lifecycle
-from ..core.roles import Phase
+from ..core.roles import Phase, RoleKind
+from ..core.thresholds import Thresholds
 from ..core.weights import Ask, WeightDirectory
-from .role import Role
+from ..errors import PeerDied, WaitTimeout
+from .role import OWN_CLOCK, OWN_GAP, Role
 
 _HELD_BACK = 0.5
 """Seconds that a puller's question waits for the version to be announced."""
+_TICK_ECHO = 0.5
+"""Seconds in which a tick comes back through the log."""
+_MARKS_EVERY = 1.0
 
 
 class Supervisor(Role):
     async def on_open(self) -> None:
         self._lifecycle = Lifecycle()
+        self._detector = Detector(Thresholds.named(self.config.thresholds))
         self._directory = WeightDirectory()
         self._changed = asyncio.Condition()
         self._entries: asyncio.Queue[list[bytes]] = asyncio.Queue()
         self._handled = 0
+        self._live = False
+        """False: the entries are those that an earlier life, if there was one, has judged."""
+        self._last = -math.inf
+        self._behind = math.inf
+        """This process's clock less the host's: the smallest difference seen."""
+        self._asked: set[tuple[str, int, int]] = set()
+        self._node_of: dict[str, str] = {}
+        self._marks_sent: dict[str, Any] = {}
         loop = asyncio.get_running_loop()
         self.host.subscribe(lambda lines: loop.call_soon_threadsafe(self._entries.put_nowait, lines), after=0)
         self.spawn(self._follow())
+        self.spawn(self._keep_time())
+        self.spawn(self._send_marks())
 
     async def _follow(self) -> None:
         while True:
@@ -38,18 +58,92 @@ class Supervisor(Role):
             while not self._entries.empty():
                 lines = lines + self._entries.get_nowait()
             self.page.phase = Phase.RUNNING
-            for line in lines:
-                entry = ev.entry_decoder.decode(line)
-                self._lifecycle.feed(entry)
-                self._learn_weights(entry.event)
-            for event in self._lifecycle.decide():
-                self.emit(event)
-                self._lifecycle.feed(ev.Entry(0, 0.0, self.spec.role, self.spec.incarnation, 0, time.monotonic(), event))
+            self._take([ev.entry_decoder.decode(line) for line in lines])
             self._handled += len(lines)
             self.page.update(progress=self._handled, pending=self._entries.qsize())
             self.page.phase = Phase.IDLE
             async with self._changed:
                 self._changed.notify_all()
+
+    def _take(self, entries: list[ev.Entry]) -> None:
+        verdicts: list[ev.Verdict] = []
+        for entry in entries:
+            if entry.t > self._last > -math.inf:
+                verdicts += self._detector.advance(self._last)
+            self._last = entry.t
+            self._behind = min(self._behind, time.monotonic() - entry.t)
+            self._detector.feed(entry)
+            self._lifecycle.feed(entry)
+            self._learn_weights(entry.event)
+            if isinstance(entry.event, ev.RoleStarted):
+                self._node_of[entry.event.role] = entry.event.node
+                if (entry.event.role, entry.event.incarnation) == (self.spec.role, self.spec.incarnation):
+                    self._live, verdicts = True, self._detector.unrecorded()
+        verdicts += self._detector.advance(self._last)
+        if self._live:
+            self._say(verdicts)
+            self._say(self._lifecycle.decide())
+            self._ask_suspects()
+
+    def _say(self, events: list[Any]) -> None:
+        for event in events:
+            self.emit(event)
+            self._lifecycle.feed(ev.Entry(0, 0.0, self.spec.role, self.spec.incarnation, 0, time.monotonic(), event))
+
+    # -- what the detector needs done ---
+
+    async def _keep_time(self) -> None:
+        """A tick for each deadline that passes while nothing is logged; and a word when this process itself did not run."""
+        last, ticked = time.monotonic(), 0.0
+        while True:
+            await asyncio.sleep(OWN_CLOCK)
+            now = time.monotonic()
+            if (gap := now - last - OWN_CLOCK) > OWN_GAP:
+                self.emit(ev.ClockGap(seconds=round(gap, 3)))
+            last = now
+            deadline = self._detector.next_deadline() if self._live else None
+            if deadline is not None and now - self._behind >= deadline and now - ticked >= _TICK_ECHO:
+                self.emit(ev.Tick())
+                ticked = now
+
+    def _ask_suspects(self) -> None:
+        for beat in self._detector.heartbeats_due():
+            if beat not in self._asked:
+                self._asked.add(beat)
+                self.spawn(self._ask_for_life(*beat))
+
+    async def _ask_for_life(self, role: str, incarnation: int, number: int) -> None:
+        peer = await self.life(role)
+        call = asyncio.create_task(peer.call("heartbeat", incarnation, number, deadline=self.deadlines.call))
+        await asyncio.sleep(0)  # the call is handed over
+        self.emit(ev.HeartbeatSent(role=role, incarnation=incarnation, number=number))
+        try:
+            await call
+        except (PeerDied, WaitTimeout) as error:
+            self.log.info("heartbeat %d of %s: %s", number, role, error)
+
+    async def _send_marks(self) -> None:
+        """Each node agent is told the limits of the roles that it watches, when they change."""
+        while True:
+            await asyncio.sleep(_MARKS_EVERY)
+            floor = self._detector.thresholds.trainer.activity_floor
+            marks = self._detector.marks()
+            for agent, node in list(self._node_of.items()):
+                if not agent.startswith(RoleKind.NODE_AGENT):
+                    continue
+                wanted = (
+                    floor,
+                    {role: tuple(round(age, 1) for age in ages) for role, ages in marks.items() if self._node_of.get(role) == node},
+                )
+                try:
+                    peer = await self.peer(agent)
+                    incarnation, _ = await self.present(agent)
+                    if self._marks_sent.get(agent) != (incarnation, wanted):
+                        await peer.call("configure", *wanted, deadline=self.deadlines.call)
+                        self._marks_sent[agent] = (incarnation, wanted)
+                except (PeerDied, WaitTimeout) as error:
+                    self._present.pop(agent, None)
+                    self.log.info("limits for %s: %s", agent, error)
 
     def _learn_weights(self, event: ev.Event) -> None:
         now = time.monotonic()

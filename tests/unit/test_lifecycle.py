@@ -212,3 +212,43 @@ def test_a_restarted_supervisor_makes_up_for_what_the_first_did_not_say() -> Non
         if not isinstance(entry.event, ev.RoleStateChanged):
             second.feed(entry)
     assert states(second.decide()) == [("trainer-0", "starting", "healthy")]
+
+
+def verdict(role: str, kind: str, rule: str = "no_tokens", incarnation: int = 1) -> ev.Verdict:
+    return ev.Verdict(
+        role=role,
+        incarnation=incarnation,
+        kind=kind,
+        rule=rule,
+        evidence={"pending": 3},
+        threshold=3.0,
+        due=1.0,
+        seen=1.1,
+        onset=0.0,
+        blind_spot="",
+    )
+
+
+def test_a_suspect_is_only_asked_and_may_be_cleared() -> None:
+    log = Log(restarts=3)
+    log.start("rollout-0")
+    log.committed("rollout-0")
+    assert states(log.add(verdict("rollout-0", "suspect"))) == [("rollout-0", "healthy", "suspect")]
+    assert states(log.add(verdict("rollout-0", "cleared"))) == [("rollout-0", "suspect", "healthy")]
+
+
+def test_a_condemned_role_is_restarted_although_its_process_lives_and_its_end_is_no_news() -> None:
+    log = Log(restarts=3)
+    log.start("rollout-0")
+    log.committed("rollout-0")
+    changed, decided = log.add(verdict("rollout-0", "failed"))
+    assert states([changed]) == [("rollout-0", "healthy", "failed")]
+    assert isinstance(decided, ev.RestartDecided) and "no_tokens" in decided.reason
+    assert log.add(killed("rollout-0")) == [], "the host killed it on this decision"
+
+
+def test_reports_and_late_verdicts_change_nothing() -> None:
+    log = Log(restarts=3)
+    log.start("trainer-0", incarnation=2)
+    assert log.add(verdict("trainer-0", "reported", "straggler", incarnation=2)) == []
+    assert log.add(verdict("trainer-0", "failed", incarnation=1)) == []
