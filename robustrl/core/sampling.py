@@ -71,9 +71,12 @@ class Sampler:
         self._marks = tuple(marks)
 
     def look(self, now: float, *, phase: Phase, progress: int, pending: int, step: int, version: int, loop_age: float, cpu: float,
-             process: Callable[[], str]) -> ev.RoleSample | None:  # fmt: skip
-        """A sample to log, or None. ``now``: the agent's monotonic seconds; ``process`` reads the state letter, when it is needed."""
-        self._meter.read(now, cpu)
+             process: Callable[[], str], busy: float | None = None) -> ev.RoleSample | None:  # fmt: skip
+        """A sample to log, or None. ``now``: the agent's monotonic seconds; ``process`` reads the state letter, when it is needed.
+
+        ``busy``: the accelerator's busy seconds so far, where activity is to be told from those and not from the CPU's.
+        """
+        self._meter.read(now, cpu if busy is None else busy)
         generating = phase in _GENERATING
         spell = _ONE_SPELL.get(phase, phase)
         if spell != self._phase:

@@ -66,6 +66,15 @@ def test_an_age_past_its_mark_is_logged_at_the_first_look_and_so_is_its_return()
     assert len(looker.logged) == count + 1 and looker.logged[-1][1].active_age == 0.0
 
 
+def test_an_accelerator_that_idles_shows_behind_a_busy_cpu():
+    looker = Looker(marks=(2.0,)).look(30, busy=1.0)
+    assert looker.logged[-1][1].active_age == 0.0
+    sampler, samples = Sampler("trainer-0", 1, marks=(2.0,)), []
+    for i in range(31):
+        samples.append(sampler.look(i / 10, cpu=i / 10, busy=1.0, process=lambda: "R", **looker.shown))
+    assert max(s.active_age for s in samples if s) >= 2.0
+
+
 def test_the_clock_that_the_agent_has_does_not_matter():
     runs = [Looker(marks=(2.0,), start=start).look(10).look(30, busy=0.0).logged for start in (0.0, 5.0, 1e6)]
     assert runs[0] == runs[1] == runs[2]
