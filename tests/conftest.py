@@ -1,8 +1,12 @@
-"""What all tests share: the machine is noisy, so a slow example is no failure of a property test."""
+"""What all tests share: the machine is noisy, so a slow example is no failure of a property test; and Ctrl-C is what it is in a terminal."""
 
 from __future__ import annotations
+
+import signal
 
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("noisy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("noisy")
+# a shell that starts the tests in the background has SIGINT ignored, in them and in all that they start
+signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -153,11 +153,13 @@ class Role:
         self._stamper: asyncio.Task[None] | None = None
 
     async def identity(self) -> dict[str, Any]:
+        """Who this process is; asked first, so that from here on its loop shows that it comes round."""
+        if self._stamper is None:
+            self._stamper = asyncio.create_task(self._stamp())
         return {"pid": os.getpid(), "start_ticks": read_start_ticks(os.getpid())}
 
     async def open(self) -> None:
         """Set the role up; it can be called when this returns."""
-        self._stamper = asyncio.create_task(self._stamp())
         await self.on_open()
         if self.ready_when_open:
             self.say_ready()
