@@ -1,4 +1,4 @@
-"""What all tests share: the machine is noisy, so a slow example is no failure of a property test; and Ctrl-C is what it is in a terminal."""
+"""What all tests share: the machine is noisy, so a slow example is no failure of a property test; Ctrl-C works as in a terminal."""
 
 from __future__ import annotations
 
