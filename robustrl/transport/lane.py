@@ -158,6 +158,8 @@ class Lane:
         """One round of progress; goes on while bytes move, then sleeps until the next event."""
         self._pumping = None
         moved = self._worker.progress_once()
+        if moved:
+            self._worker.progress()  # until nothing moves, without the interpreter
         self._settle()
         now = time.monotonic()
         if moved:

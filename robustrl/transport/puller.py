@@ -342,14 +342,20 @@ class Puller:
             if not arriving.done():
                 arriving.cancel()
         state.received += last - first
-        found = await asyncio.get_running_loop().run_in_executor(self._pool, xxhash.xxh3_128_hexdigest, view)
-        if found != state.manifest.chunks[index]:
-            state.discarded += last - first
-            reason = f"chunk {index} from {lease.source} is damaged"
-            self._on_event(PullDiscarded(target=self.role, version=lease.version, bytes=last - first, reason=reason))
-            raise _SourceFailed(f"chunk {index}: checksum {found}, the manifest says {state.manifest.chunks[index]}")
+        await self._check(source, index, view)
         state.have.add(index)
         source.received += 1
+
+    async def _check(self, source: _Source, index: int, view: Any) -> None:
+        """Raises _SourceFailed unless the bytes are what the manifest says."""
+        lease, state = source.lease, self._progress
+        assert state.manifest is not None
+        found = await asyncio.get_running_loop().run_in_executor(self._pool, xxhash.xxh3_128_hexdigest, view)
+        if found != state.manifest.chunks[index]:
+            state.discarded += view.nbytes
+            reason = f"chunk {index} from {lease.source} is damaged"
+            self._on_event(PullDiscarded(target=self.role, version=lease.version, bytes=view.nbytes, reason=reason))
+            raise _SourceFailed(f"chunk {index}: checksum {found}, the manifest says {state.manifest.chunks[index]}")
 
     async def _break_off(self, tasks: list[asyncio.Task[Any]]) -> None:
         """Ends receives under way. Their buffer is left to UCX, which may write to it later; checked chunks move to a fresh one."""

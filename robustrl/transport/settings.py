@@ -15,9 +15,10 @@ from typing import Any
 from robustrl.errors import ConfigError, MissingExtra
 
 _COMMON = {"UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_LEVEL": "fatal", "UCXX_LOG_LEVEL": "FATAL"}  # a dead peer is ours to report, not UCX's
-_TCP = {"UCX_TLS": "tcp", "UCX_RNDV_SCHEME": "put_zcopy"}
+# large segments and socket buffers: half of the CPU seconds per byte of the defaults
+_TCP = {"UCX_TCP_TX_SEG_SIZE": "1m", "UCX_TCP_RX_SEG_SIZE": "1m", "UCX_TCP_SNDBUF": "8m", "UCX_TCP_RCVBUF": "8m"}
 _SHM = {"UCX_TLS": "posix,tcp", "UCX_POSIX_ERROR_HANDLING": "y"}
-_SETTINGS: dict[str, dict[str, str]] = {"tcp": _TCP, "shm": _SHM, "auto": {}}
+_SETTINGS: dict[str, dict[str, str]] = {"tcp": {"UCX_TLS": "tcp"} | _TCP, "shm": _SHM | _TCP, "auto": {}}
 _CHOICES = "must be one of 'shm' (one machine; tcp where a peer is elsewhere), 'tcp', 'auto' (what UCX finds, RDMA and CUDA included)"
 _OURS = "ROBUSTRL_UCX_SETTINGS"
 """Names what ``apply`` has set, in the environment too, so that a child process does not take it for the user's own."""
@@ -25,9 +26,10 @@ _applied: dict[str, str] | None = None
 
 
 def apply(transport: str = "shm", shm_dir: str | None = None, host: str | None = None) -> None:
-    """Sets the ``UCX_*`` variables that ``transport`` needs. ``shm_dir``: folder for UCX's shared-memory files. ``host``: the node's IP:
-    UCX
-    listens on every network interface unless it is given (with ``auto`` it does so anyway: an RDMA device has a name of its own).
+    """Sets the ``UCX_*`` variables that ``transport`` needs.
+
+    ``shm_dir``: folder for UCX's shared-memory files. ``host``: the node's IP; without it UCX listens on every network interface (with
+    ``auto`` it does so anyway: an RDMA device has a name of its own).
 
     Raises ConfigError for an unknown transport, and RuntimeError if ucxx is imported already under other settings.
     """

@@ -1,0 +1,123 @@
+"""How fast a version reaches the rollouts, and what a death in the middle costs: UCX pulls beside gloo, a Ray store and ucx_perftest.
+
+First the table that says why weights move point to point: a receiver is killed in the middle of a sync. Then the fan-out through relays
+against a star, then the throughput of one pull. Ratios are between figures of one row, measured one after the other; seconds are medians.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.benchmarks._report import Bench, Row
+from tests.benchmarks._sync_ours import Fleet
+from tests.benchmarks._sync_peers import SETTINGS, Gloo, RayStore, perftest
+
+RECEIVERS = (2, 4, 8)
+MIB = 2**20
+SMALL, LARGE = 128 * MIB, 512 * MIB
+"""Bytes of a copy with several receivers, and with one."""
+DEATHS, REPEATS = 3, 5
+_ROWS = [*(f"death-{count}" for count in RECEIVERS), *(f"fanout-{count}" for count in RECEIVERS), "shm", "tcp"]
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def death(receivers: int) -> Row:
+    """The last receiver is killed half way (by the time of an undisturbed sync); seconds from then until all survivors hold the version."""
+    ours, gloo, store = [], [], []
+    for _ in range(DEATHS):
+        with Fleet("shm", SMALL, receivers, relay=True) as fleet:
+            fleet.sync()
+            half = fleet.sync()["seconds"] / 2
+            ours.append(fleet.sync(kill=(f"rollout-{receivers - 1}", half))["seconds"])
+        with Gloo(SMALL, receivers) as group:
+            group.broadcast()
+            half = group.broadcast() / 2
+            gloo.append(group.broadcast_with_death(receivers, half))
+        with RayStore(SMALL, receivers) as ray_store:
+            half = ray_store.sync() / 2
+            store.append(ray_store.sync(kill_after=half))
+    median = statistics.median(ours)
+    return {"receivers": receivers, "bytes": SMALL, "ucx_s": spread(ours), "gloo_s": spread(gloo), "ray_s": spread(store),
+            "gloo_over_ucx": statistics.median(gloo) / median, "ray_over_ucx": statistics.median(store) / median}
+
+
+def fanout(receivers: int) -> Row:
+    """One source to all: through relays, and all from the source at once."""
+    with Fleet("shm", SMALL, receivers, relay=True) as fleet:
+        fleet.sync()
+        relays = [fleet.sync() for _ in range(REPEATS)]
+        star = [fleet.sync(star=True) for _ in range(REPEATS)]
+    return {"receivers": receivers, "bytes": SMALL, "relays_s": spread([one["seconds"] for one in relays]),
+            "star_s": spread([one["seconds"] for one in star]), "copies_sent": max(one["copies"] for one in relays),
+            "star_copies_sent": max(one["copies"] for one in star)}
+
+
+def one_pull(transport: str) -> Row:
+    """GiB/s of one receiver's pull of 512 MiB, and of what it is compared with."""
+    gib = LARGE / 2**30
+    candidates = SETTINGS[transport]
+    trials = {name: [perftest(settings, 64 * MIB, 16) for _ in range(3)] for name, settings in candidates.items()}
+    best = max(trials, key=lambda name: statistics.median(trials[name]))
+    with Fleet(transport, LARGE, 1, checked=False) as fleet:
+        fleet.sync()
+        raw = [fleet.sync() for _ in range(REPEATS)]
+    with Fleet(transport, LARGE, 1) as fleet:
+        fleet.sync()
+        checked = [fleet.sync() for _ in range(REPEATS)]
+    with Fleet(transport, LARGE, 1, tensors=200) as fleet:
+        fleet.sync()
+        model = [fleet.sync() for _ in range(REPEATS)]
+    trials[best] += [perftest(candidates[best], 64 * MIB, 16) for _ in range(REPEATS - 3)]
+    with Gloo(LARGE, 1) as group:
+        group.broadcast()
+        gloo = [gib / group.broadcast() for _ in range(REPEATS)]
+    with RayStore(LARGE, 1) as ray_store:
+        store = [gib / ray_store.sync() for _ in range(REPEATS)]
+
+    def rate(syncs: list[dict[str, Any]]) -> dict[str, float]:
+        return spread([gib / one["seconds"] for one in syncs])
+
+    perf, mine = statistics.median(trials[best]), rate(checked)["median"]
+    return {
+        "transport": transport, "bytes": LARGE, "perftest": spread(trials[best]), "perftest_settings": best, "raw": rate(raw),
+        "checked": rate(checked), "model": rate(model), "gloo": spread(gloo), "ray": spread(store),
+        "raw_over_perftest": rate(raw)["median"] / perf, "checked_over_perftest": mine / perf,
+        "checked_over_gloo": mine / statistics.median(gloo), "checked_over_ray": mine / statistics.median(store),
+        "source_cpu_s_per_gib": statistics.median(one["source_cpu"] for one in checked) / gib,
+        "puller_cpu_s_per_gib": statistics.median(one["puller_cpu"] for one in checked) / gib,
+    }
+
+
+def measure(row: str) -> Row:
+    kind, _, count = row.partition("-")
+    return death(int(count)) if kind == "death" else fanout(int(count)) if kind == "fanout" else one_pull(row)
+
+
+def judge(bench: Bench) -> None:
+    for transport, raw, checked in (("shm", 0.9, 0.5), ("tcp", 0.75, 0.6)):
+        bench.target(f"{transport}: raw pull over the best ucx_perftest", ">=", raw, [transport], _only("raw_over_perftest"))
+        for peer, goal in (("perftest", checked), ("gloo", 2.0), ("ray", 1.0)):
+            name = f"{transport}: checked and committed pull over {peer}"
+            bench.target(name, ">=", goal, [transport], _only(f"checked_over_{peer}"))
+    bench.target("copies that the source sends to eight receivers", "<=", 2.0, ["fanout-8"], _only("copies_sent"))
+    for count in RECEIVERS:
+        name = f"time from a death until {count - 1} survivors hold the version, gloo over ours"
+        bench.target(name, ">=", 1.0, [f"death-{count}"], _only("gloo_over_ucx"))
+
+
+def _only(key: str) -> Callable[[list[Row]], float]:
+    return lambda rows: rows[0][key]
+
+
+def main(argv: Sequence[str]) -> int:
+    return Bench("sync", _ROWS, measure).run(argv, judge)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
