@@ -11,6 +11,7 @@ import asyncio
 import logging
 import mmap
 import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,7 @@ class Puller:
         self._floor_seconds, self._floor_rate = floor_seconds, floor_rate
         self._lane = lanes.get()
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="robustrl-pull")
+        self._pulling = threading.Lock()
         self._progress = _Progress()
         self._spare: list[np.ndarray] = []
         self._abandoned: list[np.ndarray] = []
@@ -109,7 +111,12 @@ class Puller:
         Raises WeightsError naming peer, version, chunk and transport after ``deadline_s``; what was checked by then is kept for the next
         call. What ``next_source`` raises ends the pull too.
         """
-        return self._lane.call(self._pull(next_source, time.monotonic() + deadline_s, deadline_s), deadline_s + 30)
+        if not self._pulling.acquire(blocking=False):
+            raise RuntimeError(f"{self.role}: a pull is under way already")
+        try:
+            return self._lane.call(self._pull(next_source, time.monotonic() + deadline_s, deadline_s), deadline_s + 30)
+        finally:
+            self._pulling.release()
 
     def recycle(self, buffer: np.ndarray) -> None:
         """The caller needs this buffer (of a Pulled) no more: nobody reads it, it is retired at every server. A later pull uses it."""

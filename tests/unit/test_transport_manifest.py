@@ -1,0 +1,99 @@
+"""From a state dict to one buffer and back: tied tensors, alignment, checksums, and the errors that name a tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xxhash
+
+from robustrl.core.weights import Manifest
+from robustrl.transport.manifest import build_manifest, checksums, fill, layout_of, tensors
+
+torch = pytest.importorskip("torch")
+
+
+def state() -> dict:
+    embedding = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    return {"embed.weight": embedding, "norm.weight": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "scale": torch.tensor(7.0),
+            "head.weight": embedding, "empty": torch.zeros(0, 4)}
+
+
+def test_round_trip_is_bitwise_equal() -> None:
+    named = state()
+    layout = layout_of(named)
+    buffer = np.full(layout.nbytes, 255, np.uint8)
+    fill(layout, named, buffer)
+    manifest = build_manifest(3, layout, buffer, chunk_bytes=64, probe_tokens=[1, 2], probe_logprobs=[-0.25])
+    manifest.check()
+    found = dict(tensors(manifest, buffer))
+    assert list(found) == list(named)
+    for name, tensor in named.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+    assert (manifest.version, manifest.probe_tokens, manifest.probe_logprobs) == (3, [1, 2], [-0.25])
+
+
+def test_tied_tensors_share_one_place_and_keep_both_names() -> None:
+    specs = {spec.name: spec for spec in layout_of(state()).tensors}
+    assert specs["embed.weight"].offset == specs["head.weight"].offset
+    assert len({spec.offset for spec in specs.values() if spec.nbytes}) == 3
+
+
+def test_a_view_of_other_shape_is_not_tied() -> None:
+    weight = torch.ones(4, 4)
+    offsets = [spec.offset for spec in layout_of({"a": weight, "b": weight.t(), "c": weight[:2]}).tensors]
+    assert len(set(offsets)) == 3
+
+
+def test_transposed_tensors_arrive_as_they_look() -> None:
+    weight = torch.arange(6.0).reshape(2, 3)
+    layout = layout_of({"w": weight.t()})
+    buffer = np.zeros(layout.nbytes, np.uint8)
+    fill(layout, {"w": weight.t()}, buffer)
+    assert torch.equal(dict(tensors(build_manifest(0, layout, buffer), buffer))["w"], weight.t())
+
+
+def test_equal_weights_have_equal_chunks_whatever_was_in_the_buffer() -> None:
+    """A new incarnation of the source must list the same chunks: gaps between tensors are part of them."""
+    named, layout = state(), layout_of(state())
+    digests = []
+    for rubbish in (0, 255):
+        buffer = np.full(layout.nbytes, rubbish, np.uint8)
+        fill(layout, named, buffer)
+        digests.append(build_manifest(1, layout, buffer, chunk_bytes=32).digest)
+    assert digests[0] == digests[1]
+
+
+def test_checksums_are_those_of_the_chunks() -> None:
+    data = np.arange(100, dtype=np.uint8)
+    assert checksums(data, 40) == [xxhash.xxh3_128_hexdigest(data[a:b].tobytes()) for a, b in ((0, 40), (40, 80), (80, 100))]
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    ({"scale": None}, "tensor 'scale': missing"),
+    ({"scale": torch.ones(2)}, r"tensor 'scale': \(2,\) torch.float32, the layout has \(\) float32"),
+    ({"scale": torch.tensor(7)}, r"tensor 'scale': \(\) torch.int64"),
+])
+def test_fill_names_the_tensor_that_does_not_fit(change: dict, text: str) -> None:
+    layout = layout_of(state())
+    named = {name: tensor for name, tensor in (state() | change).items() if tensor is not None}
+    with pytest.raises(ValueError, match=text):
+        fill(layout, named, np.zeros(layout.nbytes, np.uint8))
+
+
+def test_sizes_must_fit() -> None:
+    layout = layout_of(state())
+    with pytest.raises(ValueError, match=f"buffer of 8 bytes, the layout has {layout.nbytes}"):
+        fill(layout, state(), np.zeros(8, np.uint8))
+    with pytest.raises(ValueError, match=f"buffer of 8 bytes, the layout has {layout.nbytes}"):
+        build_manifest(0, layout, np.zeros(8, np.uint8))
+    with pytest.raises(ValueError, match="no tensor with content"):
+        layout_of({"empty": torch.zeros(0)})
+
+
+def test_dtype_that_torch_does_not_have() -> None:
+    layout = layout_of({"w": torch.ones(2)})
+    spec = layout.tensors[0]
+    odd = Manifest.build(version=0, tensors=[type(spec)(spec.name, "load", spec.shape, 0, spec.nbytes)], nbytes=layout.nbytes,
+                         chunk_bytes=64, chunks=["c"])
+    with pytest.raises(ValueError, match="tensor 'w': dtype 'load' is not one of torch's"):
+        list(tensors(odd, np.zeros(layout.nbytes, np.uint8)))
