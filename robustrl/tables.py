@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import msgspec
 
@@ -35,6 +35,15 @@ class Events(list[ev.Entry]):
     def of(self, *kinds: type[ev.Event]) -> Events:
         """Those whose event is of one of these types of `robustrl.core.events`."""
         return Events(entry for entry in self if isinstance(entry.event, kinds))
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> ev.Entry: ...
+    @overload
+    def __getitem__(self, index: slice) -> Events: ...
+    def __getitem__(self, index: Any) -> Any:
+        """An entry, or for a slice, Events again."""
+        found = super().__getitem__(index)
+        return Events(found) if isinstance(index, slice) else found
 
     def to_pandas(self) -> pandas.DataFrame:
         """``seq``, ``t``, ``source``, ``incarnation``, ``at``, ``type``, then the events' own fields. Raises MissingExtra."""
