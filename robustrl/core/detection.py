@@ -74,7 +74,6 @@ class Detector:
                     life.beats = event.number
                     if event.number > life.last_answer:
                         life.beat = Beat(entry.t, event.number, entry.source, entry.incarnation)
-                self._spoken(entry)
             case ev.HeartbeatAnswered():
                 if life := self._life(event.role, event.incarnation):
                     life.beat, life.misses, life.answered, life.last_answer = None, 0, entry.t, event.number

@@ -373,6 +373,15 @@ def test_a_supervisor_that_slept_asks_again():
     assert log.tick(27.2)[0].rule == "heartbeat"
 
 
+def test_another_question_of_a_supervisor_that_slept_does_not_count_as_a_tick():
+    log = Log("rollout-0", "rollout-1")
+    suspected(log)
+    log.beat(13.06)
+    log.sample(25.0, "rollout-1", "decode", progress_age=4.0)
+    log.beat(25.05, role="rollout-1")  # said before it noticed that it had slept
+    assert [v for v in log.said() if v[1] == "failed"] == []
+
+
 def test_a_new_supervisor_asks_again():
     log = Log("rollout-0")
     suspected(log)
