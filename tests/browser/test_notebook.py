@@ -1,4 +1,7 @@
-"""The first lesson in JupyterLab, as a reader meets it: Run All, and Run All again."""
+"""The first lesson in JupyterLab, as a reader meets it: Run All, and Run All again.
+
+Left out: the later lessons, which draw with the same means; tests/live/test_notebooks.py runs the cells of each.
+"""
 
 from __future__ import annotations
 
