@@ -271,16 +271,18 @@ class Detector:
         return verdicts
 
     def _present(self, life: Life, rule: Rule, sign: Sign) -> list[ev.Verdict]:
-        standing = life.standing.get(rule.name)
+        standing, cleared = life.standing.get(rule.name), []
+        if standing and standing.gone is not None and standing.gone + self.thresholds.job.hysteresis <= self.now:
+            cleared, standing = self._absent(life, rule, []), None  # it had ended before it began anew
         if standing and (standing.kind, standing.peer) == (sign.kind, sign.peer):
             life.standing[rule.name] = standing._replace(gone=None)
             return []
         if sign.kind == SUSPECT:
             if any(other.kind == SUSPECT for other in life.standing.values()):
-                return []  # one suspicion at a time: both lead to the same heartbeat
+                return cleared  # one suspicion at a time: both lead to the same heartbeat
             life.beat, life.misses = None, 0
         life.standing[rule.name] = Standing(sign.kind, sign.peer, None)
-        return [self._verdict(life, rule, sign)]
+        return [*cleared, self._verdict(life, rule, sign)]
 
     def _absent(self, life: Life, rule: Rule, deadlines: list[float]) -> list[ev.Verdict]:
         standing = life.standing.get(rule.name)

@@ -161,6 +161,7 @@ def test_idleness_outside_the_train_phase_is_no_fault(phase):
 def test_the_window_lies_in_the_train_phase():
     log = Log("trainer-0")
     assert log.sample(30.0, "trainer-0", "train", active_age=20.0, phase_age=2.9) == []
+    assert log.tick(30.15) == [], "only a sample can show it"
     (verdict,) = log.sample(30.2, "trainer-0", "train", active_age=20.2, phase_age=3.1)
     assert verdict.onset == pytest.approx(27.1)
 
@@ -217,6 +218,8 @@ def test_of_ranks_that_are_level_the_stopped_one_is_to_blame_then_the_one_that_f
     assert (verdict.kind, verdict.evidence["chosen_by"]) == ("waiting_on_peer", "peer at work")
     log.sample(13.3, "trainer-1", "train", active_age=0.0, pending=1)
     assert log.said()[1:] == [], "what it waited for has come: it has as long again, for its own last sample may be old"
+    assert log.detector.next_deadline() == pytest.approx(13.8), "the peer's word ended the wait"
+    assert [v.kind for v in log.tick(16.25)] == ["cleared"]
     (verdict,) = [v for v in log.sample(16.3, "trainer-0", "train", active_age=6.2) if v.kind == "failed"]
     assert verdict.evidence["chosen_by"] == "micro-batch counter" and verdict.due == pytest.approx(16.15)
 
@@ -264,6 +267,16 @@ def test_a_late_loop_is_reported_and_cleared():
     log.sample(21.0, "task_runner", "idle", lag=0.1)
     log.tick(21.6)
     assert log.said() == [("task_runner", "reported", "loop_lag"), ("task_runner", "cleared", "loop_lag")]
+
+
+def test_a_sign_that_comes_back_within_the_hysteresis_is_not_cleared():
+    log = Log("task_runner")
+    log.sample(20.0, "task_runner", "idle", lag=1.4)
+    log.sample(21.0, "task_runner", "idle", lag=0.1)
+    log.sample(21.3, "task_runner", "idle", lag=1.2)
+    log.sample(22.0, "task_runner", "idle", lag=0.1)
+    assert log.tick(22.4) == []
+    assert [v.due for v in log.tick(22.6)] == [pytest.approx(22.5)]
 
 
 def test_the_supervisor_is_not_judged_by_its_own_loop():
@@ -320,6 +333,19 @@ def test_one_that_answers_for_ever_and_makes_nothing_fails_in_the_end():
             log.sample(t + second, "rollout-0", "decode", progress_age=t + second - 10.0)
     assert log.said()[-1] == ("rollout-0", "failed", "unproductive")
     assert log.verdicts[-1].evidence["answers"] == 3
+
+
+def test_a_token_begins_the_count_of_answers_anew():
+    log = Log("rollout-0", thresholds=LAB.replace("rollout.answers", 2))
+    for round, progress in enumerate((5, 6)):
+        start = 10.0 + 20 * round
+        log.sample(start, "rollout-0", "decode", progress=progress)
+        log.sample(start + 3.1, "rollout-0", "decode", progress=progress, progress_age=3.1)
+        log.beat(start + 3.2, number=round + 1)
+        log.answer(start + 3.3, number=round + 1)
+        log.sample(start + 5.0, "rollout-0", "decode", progress=progress, progress_age=5.0)
+        log.tick(start + 6.4)
+    assert [v for v in log.said() if v[1] == "failed"] == [] and len([v for v in log.said() if v[1] == "suspect"]) == 4
 
 
 def test_a_token_ends_the_suspicion_without_an_answer():
