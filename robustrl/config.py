@@ -132,7 +132,14 @@ _AT_LEAST: dict[str, float] = {
 }
 _ABOVE_ZERO = ("probe_limit", "grpo.learning_rate", "grpo.clip", "grpo.max_grad_norm", "sampling.temperature", "sampling.top_p",
                *(f"deadlines.{field}" for field in Deadlines.__struct_fields__))
-_AT_MOST = {"sampling.top_p": 1.0, "grpo.clip": 1.0}
+_AT_MOST: dict[str, float] = {
+    "steps": 10**9, "seed": 2**63 - 1, "prompts_per_step": 10**6, "samples_per_prompt": 10**6, "staleness": 10**6, "rollouts": 10**4,
+    "trainer_ranks": 10**4, "agent_workers": 10**4, "restarts": 10**6, "evaluation_prompts": 10**6, "evaluation_every": 10**9,
+    "rollout_concurrency": 10**6, "max_model_len": 10**9, "grpo.micro_batch": 10**9,
+    "sampling.top_p": 1, "grpo.clip": 1,
+    **{f"deadlines.{field}": 10**7 for field in Deadlines.__struct_fields__},
+}
+"""Beyond these a number is a slip, and would only fail later in a library that cannot hold it."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
@@ -183,7 +190,7 @@ def check(config: JobConfig) -> None:
             raise ConfigError(field, value, "must be greater than 0 and finite")
     for field, most in _AT_MOST.items():
         if (value := _get(config, field)) > most:
-            raise ConfigError(field, value, f"must be at most {most:g}")
+            raise ConfigError(field, value, f"must be at most {most}")
     if not _NAME.fullmatch(config.name):
         raise ConfigError("name", config.name, "must be 1 to 32 letters, digits, - and _, the first a letter")
     if config.address is None:

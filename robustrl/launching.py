@@ -83,7 +83,7 @@ def _start(config: JobConfig, pickled: bytes | None, replaces: str | None) -> Jo
         (folder / "job.json").write_bytes(msgspec.json.encode(note))
         _point_latest(folder)
         output = os.open(folder / "logs" / "host.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in it
         raise ConfigError("run_dir", config.run_dir, f"cannot be written: {error}") from None
     try:
         process = subprocess.Popen(

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from robustrl.errors import ConfigError, MissingExtra
 from robustrl.rl.rewards import completion_text
 from robustrl.rl.tasks import GeneratedTask, Prompt, Task, check_split
@@ -59,6 +61,10 @@ class _Rows(Task):
             found = ", ".join(map(str, row)) if isinstance(row, dict) else f"a {type(row).__name__}"
             raise ConfigError("task", self.name, f"{where} has no prompt column {column!r} (found: {found}); "
                                                  f"name the right one in task_options['prompt_column']")
+        try:
+            msgspec.msgpack.encode(row)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:  # half a surrogate pair is a ValueError
+            raise ConfigError("task", self.name, f"{where} has a value that cannot be sent to the roles: {error}") from error
         value, columns = row[column], {key: item for key, item in row.items() if key != column}
         if isinstance(value, str):
             return Prompt(value, columns)
@@ -84,6 +90,8 @@ class JsonLines(_Rows):
                     rows.append((f"line {number}", json.loads(line)))
                 except json.JSONDecodeError as error:
                     raise ConfigError("task", self.name, f"line {number} is not JSON: {error.msg} at column {error.colno}") from error
+                except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+                    raise ConfigError("task", self.name, f"line {number} cannot be read: {error}") from error
         return rows
 
 

@@ -24,7 +24,7 @@ _RESERVED = ("prompt", "prompts", "completion", "completions", "completion_ids")
 
 def completion_text(completion: Any) -> str:
     """The text of a completion, plain or conversational (a list of messages)."""
-    return completion if isinstance(completion, str) else "".join(message["content"] for message in completion)
+    return completion if isinstance(completion, str) else "".join(str(message["content"]) for message in completion)
 
 
 def load_reward(reference: str) -> RewardFunction:
@@ -95,14 +95,14 @@ def _call(reward: RewardFunction, prompts: Sequence[Any], completions: Sequence[
         arguments = {name: column for name, column in arguments.items() if name in accepted}
     try:
         returned = reward(**{name: list(column) for name, column in arguments.items()})
-    except Exception as error:  # a user's function may raise anything; the policy decides what becomes of it
+    except (Exception, SystemExit) as error:  # a user's function may raise anything; the policy decides what becomes of it
         reason = f"raised {type(error).__name__}: {_short(' '.join(str(error).split()), quote=False)}"
         if count == 1:
             return [None], {0: reason}
         return _one_by_one(reward, prompts, completions, columns, reason)
     try:
         found = list(returned)
-    except TypeError:
+    except Exception:  # not iterable, or an iterator that raises
         found = None
     if found is None or len(found) != count:
         got = f"a {type(returned).__name__}" if found is None else f"{len(found)} values"
@@ -112,7 +112,7 @@ def _call(reward: RewardFunction, prompts: Sequence[Any], completions: Sequence[
     for index, item in enumerate(found):
         try:
             value = float(item)
-        except (TypeError, ValueError):
+        except Exception:  # float() of a tensor of two, of an int beyond 1e308: each type has errors of its own
             value = math.nan
         values.append(value if math.isfinite(value) else None)
         if values[-1] is None:

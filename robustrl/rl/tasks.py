@@ -102,8 +102,8 @@ def check_options(name: str, options: Mapping[str, Any], known: Mapping[str, Any
         kind = type(known[key])
         if not (type(value) is kind or kind is float and type(value) is int):
             raise ConfigError(field, value, f"must be of type {kind.__name__}")
-        if kind in (int, float) and not 0 <= value < float("inf"):
-            raise ConfigError(field, value, "must not be negative or infinite")
+        if kind in (int, float) and not 0 <= value < 2**63:
+            raise ConfigError(field, value, "must not be negative, infinite or beyond 64 bits")
     settings = {**known, **options}
     if settings["max_tokens"] < 1:
         raise ConfigError("task_options['max_tokens']", settings["max_tokens"], "must be at least 1")

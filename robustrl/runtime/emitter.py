@@ -48,7 +48,9 @@ class Emitter:
                 batch = [self._queue[i] for i in range(min(self._batch, len(self._queue)))]
             try:
                 self._host.emit(batch, timeout=self._deadline)
-            except RobustRLError as error:  # the host is gone or stuck: the client's on_disconnect decides
+            except WaitTimeout:  # the host was stopped for a while, or is busy; what it has by then it recognises
+                continue
+            except RobustRLError as error:  # the host is gone: the client's on_disconnect decides
                 with self._changed:
                     self._failure = error
                     self._changed.notify_all()

@@ -36,6 +36,9 @@ def main() -> None:
     except RobustRLError as error:
         print(error)
         sys.exit(1)
+    except Exception as error:  # of somebody's tokenizer, chat template or data: anything; its traceback goes to the host's log
+        print(f"the checks before the start: {type(error).__name__}: {error}")
+        raise
 
 
 if __name__ == "__main__":

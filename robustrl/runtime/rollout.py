@@ -195,7 +195,7 @@ class Rollout(Role):
             self._engine: Engine = make_engine(
                 self.config.engine,
                 resolve_model(self.config.model),
-                seed=self.config.seed * 1000 + self.role.index,
+                seed=(self.config.seed * 1000 + self.role.index) % 2**32,  # NumPy, which vLLM seeds too, takes no more
                 load="dummy",
                 max_model_len=self.config.max_model_len,
                 max_num_seqs=self.config.rollout_concurrency,

@@ -83,11 +83,18 @@ class RolloutManager(Role):
                 await self._queue(trajectories, self._least_version(trajectories[0].batch))
 
     async def evaluate(self, bodies: list[bytes], least_version: int) -> list[tuple[str, str, float]]:
-        """(prompt, text, reward) of each trajectory; evaluations are no part of the ledger."""
+        """(prompt, text, reward) of each trajectory; evaluations are no part of the ledger. Asked again, by a task runner in a later life:
+        what is under way is waited for.
+        """
         futures = []
         for body in bodies:
-            futures.append(asyncio.get_running_loop().create_future())
-            await self._queue([msgspec.msgpack.decode(body, type=Trajectory)], least_version, futures[-1])
+            trajectory = msgspec.msgpack.decode(body, type=Trajectory)
+            under_way = self._groups.get((trajectory.batch, trajectory.group))
+            done = under_way.done if under_way else None
+            if done is None:
+                done = asyncio.get_running_loop().create_future()
+                await self._queue([trajectory], least_version, done)
+            futures.append(asyncio.shield(done))
         groups = await within(self.deadlines.generation, f"evaluation of {len(bodies)} prompts", asyncio.gather(*futures))
         return [(t.prompt, t.text, t.reward or 0.0) for group in groups for t in group]
 

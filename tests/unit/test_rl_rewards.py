@@ -43,6 +43,8 @@ def test_good_rewards_of_any_number_type():
     assert score(lengths, PROMPTS, COMPLETIONS, {}) == ([3, 3, 500], {})
     assert score(lambda completions, **_: numpy.array([1, 2, 3]), PROMPTS, COMPLETIONS, {}) == ([1, 2, 3], {})
     assert score(lambda completions, **_: torch.tensor([True, False, True]), PROMPTS, COMPLETIONS, {}) == ([1, 0, 1], {})
+    with pytest.raises(RewardError, match=r"returned tensor\(\[0., 0.\]\), which is not a finite number; sample 0"):
+        score(lambda completions, **_: torch.zeros(3, 2), PROMPTS, COMPLETIONS, {})
 
 
 @pytest.mark.parametrize(("reward", "message"), [
@@ -55,6 +57,9 @@ def test_good_rewards_of_any_number_type():
     (returning("good", 1.0, 2.0), r"returned 'good'.*sample 0"),
     (returning(1.0, 2.0), r"returned 2 values for 3 completions; must be a list of 3 numbers; sample 0"),
     (lambda prompts, completions, **_: 1.0, r"returned a float for 3 completions"),
+    (returning(10**400, 1.0, 2.0), r"returned 1000.*which is not a finite number; sample 0"),
+    (lambda prompts, completions, **_: (1 / 0 for _ in prompts), r"returned a generator for 3 completions"),
+    (lambda prompts, completions, **_: sys.exit("enough"), r"raised SystemExit: enough"),
 ])
 def test_stop_names_function_and_sample(reward, message):
     with pytest.raises(RewardError, match=message):

@@ -187,6 +187,10 @@ def test_bad_data_sets(name, options, message):
     (['{"prompt": "a"}', '{"prompt": 3}'], {}, "line 2: the prompt must be a text or a list of messages"),
     (['{"prompt": "a"}', '{"prompt": [{"role": "user"}]}'], {}, "line 2: the prompt must be a text or a list of messages"),
     (['{"prompt": "a"}', '{"prompt": "a"}'], {}, "has 1 different prompts"),
+    (['{"prompt": "a"}', r'{"prompt": "\ud800"}'], {}, "line 2 has a value that cannot be sent to the roles: .*surrogates not allowed"),
+    (['{"prompt": "a"}', '{"prompt": "b", "n": 1%s}' % ("0" * 30)], {}, "line 2 has a value that cannot be sent to the roles"),
+    (['{"prompt": "a"}', '{"prompt": "b", "n": %s}' % ("9" * 5000)], {}, "line 2 cannot be read: .*4300 digits"),
+    (['{"prompt": "a"}', '{"prompt": "b", "n": %s}' % ("[" * 100_000)], {}, "line 2 cannot be read: .*recursion"),
     ([], {}, "has 0 different prompts"),
     (['{"prompt": "a"}', '{"prompt": "b"}'], {"held_out": 1.0}, r"task_options\['held_out'\] = 1.0: must lie between 0 and 1"),
 ])

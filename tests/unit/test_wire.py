@@ -140,6 +140,22 @@ def test_emit_returns_when_the_host_has_acknowledged(host):
     client.close()
 
 
+def test_an_emitter_goes_on_after_a_host_that_was_silent_for_a_while(host):
+    from robustrl.runtime.emitter import Emitter
+
+    client = wire.HostClient(host.address, kind="role")
+    emitter = Emitter(client, "rollout-0", 1, deadline=0.05)
+    host.acknowledge = False
+    emitter.emit(ev.WarningRaised(text="1"))
+    with pytest.raises(WaitTimeout, match="1 events not acknowledged"):
+        emitter.flush(0.2)
+    host.acknowledge = True
+    emitter.emit(ev.WarningRaised(text="2"))
+    emitter.flush(5)
+    assert [e.n for e in host.emitted][-1] == 2
+    client.close()
+
+
 def test_the_end_of_the_connection_reaches_waiting_calls_and_the_callback_once(host):
     ends, gone = [], threading.Event()
 
