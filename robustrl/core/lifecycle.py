@@ -1,8 +1,8 @@
 """What the log implies about each role's state, and whether the job is over: the supervisor's decisions, pure.
 
 `Lifecycle` is level-triggered: `feed` takes log entries in order, `decide` compares what the facts imply with what the log already says and
-returns the missing events. A restarted supervisor feeds the whole log and goes on; nothing is decided twice. A role that fails ends the
-job: this version restarts nothing.
+returns the missing events. A restarted supervisor feeds the whole log and goes on; nothing is decided twice. What
+becomes of a role that failed is the policy's to say (recovery.py).
 """
 
 from __future__ import annotations
