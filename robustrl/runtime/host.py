@@ -28,7 +28,7 @@ from ..core.recovery import Failure, why_not_restart
 from ..core.roles import RoleId, RoleKind, RoleState
 from ..core.run_state import RunState
 from ..core.thresholds import Thresholds
-from ..errors import JobFailed, PeerDied, RobustRLError, WaitTimeout
+from ..errors import ConfigError, JobFailed, PeerDied, RobustRLError, WaitTimeout
 from . import machine, reaper, registry, wire
 from .cluster import Cluster, JoinedCluster, LocalCluster
 from .event_log import EventLog, LogError
@@ -39,6 +39,8 @@ log = logging.getLogger("host")
 _DEATH_WORD = 2.0
 """Seconds that a node agent has for reporting a death before the host reports it itself."""
 _RUN_DEADLINE = 30 * 24 * 3600.0
+_RESERVE = 1 << 20
+"""Bytes of the run directory's disk that are kept for the closing records, for when it is full."""
 _SLOW_FIRST = (RoleKind.SUPERVISOR, RoleKind.TRAINER, RoleKind.ROLLOUT, RoleKind.STATE_KEEPER)
 """Order in which processes are started: the supervisor, for which others wait, then by the length of their set-up."""
 _CALLS_AT_ONCE = {
@@ -55,6 +57,7 @@ class Host:
         self.run_id = self.file.run
         self.temp, self.shm = registry.temp_dir(self.run_id), registry.shm_dir(self.run_id)
         self.state = RunState()
+        self._reserve = self.run_dir / "reserve"
         self.actors: dict[str, Any] = {}
         self.end: asyncio.Future[ev.EndDecided]
         self._token: str | None = None
@@ -69,8 +72,28 @@ class Host:
     # -- the log ---
 
     def record(self, event: ev.Event) -> None:
-        """An event of the host itself."""
-        self._written(self._log.record(event))
+        """An event of the host itself. Raises LogError, and ends the job, where it cannot be written."""
+        self._write(lambda: self._log.record(event))
+
+    def _write(self, write: Callable[[], ev.Entry | None]) -> None:
+        try:
+            entry = write()
+        except LogError as error:
+            if isinstance(error.__cause__, OSError):
+                self._end_without_room(error)
+            raise
+        self._written(entry)
+
+    def _end_without_room(self, error: LogError) -> None:
+        """The log cannot be written any more: the job ends, and what was kept back has room for saying so."""
+        self._reserve.unlink(missing_ok=True)
+        if not self.end.done():
+            verdict = ev.EndDecided(status=FAILED, reason=str(error))
+            try:
+                self._written(self._log.record(verdict))
+            except LogError as again:
+                log.error("%s", again)
+                self.end.set_result(verdict)
 
     def _written(self, entry: ev.Entry | None) -> None:
         if entry is None:
@@ -97,6 +120,7 @@ class Host:
         self._reaper = reaper.start_reaper(self.run_id, [self.temp, self.shm])
         address = f"unix:{registry.socket_path(self.run_id)}"
         self._log = EventLog(self.run_dir / "events.jsonl", time.monotonic)
+        self._keep_room()
         self.record(
             ev.RunStarted(
                 schema=ev.SCHEMA,
@@ -121,6 +145,13 @@ class Host:
         verdict = await self.end
         await self._shut_down(verdict)
         return 0 if verdict.status in (DONE, STOPPED) else 1
+
+    def _keep_room(self) -> None:
+        try:
+            with open(self._reserve, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, _RESERVE)
+        except OSError as error:
+            raise ConfigError("run_dir", self.config.run_dir, f"has no room for a run: {error}") from error
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.create_task(coroutine)
@@ -411,7 +442,7 @@ class Host:
         if self._closing:
             return None
         for emitted in batch:
-            self._written(self._log.append(emitted))
+            self._write(lambda emitted=emitted: self._log.append(emitted))  # type: ignore[misc]
         last = batch[-1]
         return wire.Ack(last.source, last.incarnation, self._log.acknowledged(last.source, last.incarnation))
 
@@ -569,11 +600,7 @@ class Host:
         self._closing = True
         for task in list(self._tasks):
             task.cancel()
-        for event in self.state.closing(f"job {verdict.status}"):
-            self.record(event)
-        self.record(ev.RunEnded(status=verdict.status, reason=verdict.reason, wall=time.time()))
-        self._log.close()
-        self._write_summary()
+        self._close_log(verdict)
         for queue in self._lines:
             queue.put_nowait(None)
         if self.config.address:
@@ -581,6 +608,18 @@ class Host:
         await asyncio.to_thread(self._remove_all)
         for server in self._servers:
             server.close()
+
+    def _close_log(self, verdict: ev.EndDecided) -> None:
+        """A log that cannot be closed keeps nothing from being removed; its reader learns of it from what is missing."""
+        self._reserve.unlink(missing_ok=True)
+        try:
+            for event in self.state.closing(f"job {verdict.status}"):
+                self.record(event)
+            self.record(ev.RunEnded(status=verdict.status, reason=verdict.reason, wall=time.time()))
+            self._log.close()
+            self._write_summary()
+        except (LogError, OSError) as error:
+            log.error("the run's files could not be closed: %s", error)
 
     def _write_summary(self) -> None:
         from ..summary import summarize

@@ -1,0 +1,64 @@
+"""The host where its run directory's disk is full."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from robustrl.config import JobConfig
+from robustrl.core import events as ev
+from robustrl.core.lifecycle import FAILED
+from robustrl.core.run_state import RunState
+from robustrl.runtime.event_log import EventLog, LogError, audit_run
+from robustrl.runtime.host import Host
+
+
+class _FullDisk(EventLog):
+    """Writes only while nothing fills the disk, or once the reserve is gone."""
+
+    full = False
+
+    def _write(self, data: bytes) -> None:
+        if self.full and (self.path.parent / "reserve").exists():
+            raise LogError("no room") from OSError(errno.ENOSPC, "No space left on device")
+        super()._write(data)
+
+
+def _host(run_dir: Path) -> Host:
+    host = Host.__new__(Host)
+    host.run_dir, host._reserve, host.config, host.state = run_dir, run_dir / "reserve", JobConfig(profile="class"), RunState()
+    host._lines, host._tasks, host._closing = [], set(), False
+    host._log = _FullDisk(run_dir / "events.jsonl", time.monotonic)
+    return host
+
+
+@pytest.mark.parametrize("writer", ["host", "role"])
+def test_a_full_disk_ends_the_job_with_a_closing_record_that_says_so(tmp_path: Path, writer: str) -> None:
+    async def scenario() -> None:
+        host = _host(tmp_path)
+        host.end = asyncio.get_running_loop().create_future()
+        host._keep_room()
+        config = msgspec.to_builtins(host.config)
+        host.record(ev.RunStarted(schema=ev.SCHEMA, run="r", name="n", wall=0.0, host_pid=1, config=config, machine=defaultdict(str)))
+        _FullDisk.full = True
+        with pytest.raises(LogError, match="no room"):
+            if writer == "host":
+                host.record(ev.WarningRaised(text="x"))
+            else:
+                host._emit(msgspec.msgpack.encode([ev.Emitted("rollout-0", 1, 1, 0.5, ev.WarningRaised(text="x"))]))
+        verdict = await host.end
+        assert (verdict.status, verdict.reason) == (FAILED, "no room")
+        host._close_log(verdict)
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        _FullDisk.full = False
+    assert audit_run(tmp_path) == []
+    assert not (tmp_path / "reserve").exists() and (tmp_path / "summary.json").exists()
