@@ -13,6 +13,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+GLOO_SECONDS = 10
+"""The group's time-out (torch's default: 30 minutes). A survivor without a connection to the dead rank sits it out: gloo has no abort."""
 _context = multiprocessing.get_context("spawn")
 _SEGMENTS = {"UCX_TCP_TX_SEG_SIZE": "1m", "UCX_TCP_RX_SEG_SIZE": "1m", "UCX_TCP_SNDBUF": "8m", "UCX_TCP_RCVBUF": "8m"}
 _POSIX = {"UCX_POSIX_ERROR_HANDLING": "y"}
@@ -72,7 +74,7 @@ def _gloo(pipe: Any, rank: int, nbytes: int) -> None:
             if word == "group":
                 port, place, size = arguments
                 where = f"tcp://127.0.0.1:{port}"
-                dist.init_process_group("gloo", init_method=where, rank=place, world_size=size, timeout=timedelta(seconds=60))
+                dist.init_process_group("gloo", init_method=where, rank=place, world_size=size, timeout=timedelta(seconds=GLOO_SECONDS))
                 dist.barrier()
             elif word == "broadcast":
                 dist.broadcast(tensor, 0)
@@ -122,7 +124,7 @@ class Gloo:
         self.pipes.pop(victim)
         waiting = dict(self.pipes)
         while waiting:
-            for pipe in wait(list(waiting.values()), 60):
+            for pipe in wait(list(waiting.values()), 1):
                 rank = next(rank for rank, one in waiting.items() if one is pipe)
                 kind, _ = waiting.pop(rank).recv()
                 if kind == "done":  # it was through before the others failed; it must join the new group all the same
@@ -155,9 +157,10 @@ class RayStore:
     """A source and ``receivers`` as Ray actors: put, get, copy into the same buffer each time."""
 
     def __init__(self, nbytes: int, receivers: int) -> None:
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")
         import ray
 
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         ray.init(num_cpus=receivers + 1, include_dashboard=False, object_store_memory=max(3 * nbytes, 256 << 20), log_to_driver=False,
                  logging_level="error", runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}})
 

@@ -62,6 +62,8 @@ def one_pull(transport: str) -> Row:
     """GiB/s of one receiver's pull of 512 MiB, and of what it is compared with."""
     gib = LARGE / 2**30
     candidates = SETTINGS[transport]
+    with RayStore(LARGE, 1) as ray_store:
+        store = [gib / ray_store.sync() for _ in range(REPEATS)]
     trials = {name: [perftest(settings, 64 * MIB, 16) for _ in range(3)] for name, settings in candidates.items()}
     best = max(trials, key=lambda name: statistics.median(trials[name]))
     with Fleet(transport, LARGE, 1, checked=False) as fleet:
@@ -77,8 +79,6 @@ def one_pull(transport: str) -> Row:
     with Gloo(LARGE, 1) as group:
         group.broadcast()
         gloo = [gib / group.broadcast() for _ in range(REPEATS)]
-    with RayStore(LARGE, 1) as ray_store:
-        store = [gib / ray_store.sync() for _ in range(REPEATS)]
 
     def rate(syncs: list[dict[str, Any]]) -> dict[str, float]:
         return spread([gib / one["seconds"] for one in syncs])
