@@ -143,7 +143,7 @@ def live_jobs() -> list[JobEntry]:
     for path in _jobs().glob("*.json"):
         try:
             entry, written = msgspec.json.decode(path.read_bytes(), type=JobEntry), path.stat().st_mtime
-        except FileNotFoundError:  # its host ended just now
+        except (OSError, msgspec.DecodeError):  # its host ended just now; or it is of another version of this program, or no entry
             continue
         if entry.alive:
             found.append((written, entry))
@@ -194,6 +194,8 @@ def private_folder(path: Path) -> None:
         path.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError:
         pass  # not a folder: named below
+    except OSError as error:
+        raise RobustRLError(f"{path} cannot be made: {error.strerror}; {TMP_VARIABLE} names another folder to use") from None
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise RobustRLError(f"{path} must be a folder of user {os.getuid()} with mode 0700; it is owned by {found.st_uid}, "

@@ -129,6 +129,21 @@ def test_a_folder_that_another_could_have_planted_is_refused(home, plant):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a folder to another user")
+def test_entries_that_nobody_can_read_hide_no_others(process):
+    registry.claim(mine := entry("alpha", process.pid))
+    jobs = registry.root() / "jobs"
+    (jobs / "garbage.json").write_text("garbage")
+    (jobs / "other-version.json").write_text('{"name": "a"}')
+    (jobs / "folder.json").mkdir()
+    assert registry.live_jobs() == [mine]
+
+
+def test_a_folder_that_cannot_be_made_is_named(home, monkeypatch):
+    monkeypatch.setenv(registry.TMP_VARIABLE, str(home / "not" / "there"))
+    with pytest.raises(RobustRLError, match=f"not/there cannot be made: No such file.*{registry.TMP_VARIABLE}"):
+        registry.root()
+
+
 def test_a_folder_of_another_user_is_refused(home):
     (home / "top").mkdir(mode=0o700)
     os.chown(home / "top", 12345, 12345)
