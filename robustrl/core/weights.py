@@ -161,6 +161,9 @@ class WeightDirectory:
         """Number of the newest version, -1 before the first."""
         return max(self._versions, default=self._retired_below - 1)
 
+    def is_dead(self, role: str, incarnation: int) -> bool:
+        return incarnation <= self._dead.get(role, 0)
+
     def digest(self, version: int) -> str:
         return self._versions[version].digest
 
@@ -343,7 +346,7 @@ class WeightDirectory:
         return self._lease_seconds + about.nbytes * chunks / about.chunks / self._floor_rate
 
     def _check_alive(self, role: str, incarnation: int) -> None:
-        if incarnation <= self._dead.get(role, 0):
+        if self.is_dead(role, incarnation):
             raise ValueError(f"{role} incarnation {incarnation} is dead; the next one is {self._dead[role] + 1}")
 
     def _bury_older(self, role: str, incarnation: int) -> None:

@@ -28,13 +28,14 @@ _HELD_BACK = 0.5
 _TICK_ECHO = 0.5
 """Seconds in which a tick comes back through the log."""
 _MARKS_EVERY = 1.0
+_LEASES_PER_LIFE = 10**9
 
 
 class Supervisor(Role):
     async def on_open(self) -> None:
         self._lifecycle = Lifecycle()
         self._detector = Detector(Thresholds.named(self.config.thresholds))
-        self._directory = WeightDirectory()
+        self._directory = WeightDirectory(first_lease=(self.spec.incarnation - 1) * _LEASES_PER_LIFE + 1)
         self._changed = asyncio.Condition()
         self._entries: asyncio.Queue[list[bytes]] = asyncio.Queue()
         self._handled = 0
@@ -148,6 +149,10 @@ class Supervisor(Role):
     def _learn_weights(self, event: ev.Event) -> None:
         now = time.monotonic()
         match event:
+            case ev.VersionAnnounced(holder=role, incarnation=incarnation) | ev.PullCommitted(target=role, incarnation=incarnation) if (
+                self._directory.is_dead(role, incarnation)
+            ):
+                pass  # its last word reached the log after that of its node's agent; what it held is gone
             case ev.VersionAnnounced():
                 self._directory.announce(
                     event.version, event.digest, event.bytes, event.chunks, event.holder, event.incarnation, _place(event.address), now

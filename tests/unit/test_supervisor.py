@@ -1,0 +1,39 @@
+"""What the supervisor makes of a log in which two emitters' words crossed."""
+
+from __future__ import annotations
+
+from robustrl.core import events as ev
+from robustrl.core.weights import Ask, WeightDirectory
+from robustrl.runtime.supervisor import Supervisor
+
+
+def supervisor() -> Supervisor:
+    """Without a process, a host or other roles."""
+    made = Supervisor.__new__(Supervisor)
+    made._directory = WeightDirectory()
+    return made
+
+
+def announced(version: int, incarnation: int = 1) -> ev.VersionAnnounced:
+    return ev.VersionAnnounced(version=version, digest=f"d{version}", bytes=64, chunks=4, holder="state_keeper-0", incarnation=incarnation,
+                               address="127.0.0.1:1")
+
+
+def committed(rollout: str, version: int, incarnation: int = 1) -> ev.PullCommitted:
+    return ev.PullCommitted(source="state_keeper-0", target=rollout, incarnation=incarnation, version=version, digest=f"d{version}",
+                            bytes=64, seconds=0.1, commit_seconds=0.1, transport="shm", lag=1, probe_gap=0.0, address="127.0.0.1:2")
+
+
+def exited(role: str) -> ev.ProcessExited:
+    return ev.ProcessExited(role=role, incarnation=1, pid=1, cause="pidfd", last_lines=[])
+
+
+def test_the_last_word_of_a_dead_role_may_come_after_the_word_of_its_death() -> None:
+    """Each life of the supervisor reads the same log: an error here would end one after the other, and the job."""
+    here = supervisor()
+    for event in (announced(0), announced(1), exited("rollout-0"), committed("rollout-0", 1), exited("state_keeper-0"), announced(2)):
+        here._learn_weights(event)
+    assert here._directory.newest == 1 and not here._directory.holders(1)
+    here._learn_weights(announced(2, incarnation=2))
+    lease = here._directory.answer(Ask(puller="rollout-0", incarnation=2), 0.0)
+    assert lease is not None and (lease.version, lease.source, lease.incarnation) == (2, "state_keeper-0", 2)
