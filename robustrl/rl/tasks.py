@@ -65,6 +65,17 @@ class Task:
         return list(tokenizer.encode(prompt.text))
 
 
+def encode_within(task: Task, tokenizer: Any, prompt: Prompt, max_model_len: int) -> list[int]:
+    """`Task.encode`; raises ConfigError for a prompt that is empty or leaves no room for a completion."""
+    tokens = task.encode(tokenizer, prompt)
+    if not tokens:
+        raise ConfigError("task", task.name, f"the prompt {prompt.text!r:.80} has no tokens")
+    if len(tokens) >= max_model_len:
+        text = f"must be greater than the {len(tokens)} tokens of the prompt {prompt.text!r:.80}"
+        raise ConfigError("max_model_len", max_model_len, text)
+    return tokens
+
+
 class GeneratedTask(Task):
     """A task whose prompts are drawn, without end, from a seeded generator."""
 

@@ -11,7 +11,10 @@ from ..config import JobConfig
 from ..errors import ConfigError, RobustRLError
 from ..rl.models import load_tokenizer
 from ..rl.rewards import load_reward
-from ..rl.tasks import make_task
+from ..rl.tasks import encode_within, make_task
+
+_FIRST_PROMPTS = 256
+"""Prompts of each split that are looked at; the task runner looks at each."""
 
 
 def check(config: JobConfig) -> None:
@@ -24,10 +27,12 @@ def check(config: JobConfig) -> None:
             "reward", None, f"the task {config.task!r} has no reward of its own; give a function reward(prompts, completions, **columns)"
         )
     tokenizer = load_tokenizer(config.model)
-    for split, count in (("train", 1), ("held_out", config.evaluation_prompts)):
-        if count and not task.prompts(split, 0, 1):
+    for split, count in (("train", config.steps * config.prompts_per_step), ("held_out", config.evaluation_prompts)):
+        prompts = task.prompts(split, 0, min(count, _FIRST_PROMPTS))
+        if count and not prompts:
             raise ConfigError("task", config.task, f"gives no prompt for the split {split!r}")
-    task.encode(tokenizer, task.prompts("train", 0, 1)[0])
+        for prompt in prompts:
+            encode_within(task, tokenizer, prompt, config.max_model_len)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from ..core import events as ev
 from ..core.roles import Phase
 from ..errors import PeerDied, WaitTimeout
 from ..rl.models import load_tokenizer
-from ..rl.tasks import make_task
+from ..rl.tasks import encode_within, make_task
 from ..rl.trajectory import Trajectory
 from .role import Role
 
@@ -109,7 +109,7 @@ class TaskRunner(Role):
         await self._ask_rollouts("generate", groups, deadline=self.deadlines.call)
 
     def _body(self, number: int, batch: int, group: int, prompt: Any) -> bytes:
-        tokens = self._task.encode(self._tokenizer, prompt)
+        tokens = encode_within(self._task, self._tokenizer, prompt, self.config.max_model_len)
         return msgspec.msgpack.encode(
             Trajectory(
                 id=number,

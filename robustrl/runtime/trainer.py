@@ -87,7 +87,8 @@ class Trainer(Role):
             temperature=self.config.sampling.temperature,
         )
         task = make_task(self.config.task, self.config.task_options, seed=self.config.seed)
-        self._probe = task.encode(load_tokenizer(self.config.model), task.prompts("train", 0, 1)[0])[:_PROBE_TOKENS]
+        prompt = task.encode(load_tokenizer(self.config.model), task.prompts("train", 0, 1)[0])
+        self._probe = (prompt if len(prompt) > 1 else prompt * 2)[:_PROBE_TOKENS]  # one token alone has no log-probability
 
     def _restore(self, snapshot: Snapshot, slots: list[Slot]) -> None:
         """Weights and recovery state of the keeper's last committed step, read where they lie."""

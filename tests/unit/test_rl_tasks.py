@@ -201,6 +201,18 @@ def test_bad_jsonl(tmp_path, lines, options, message):
         make_task(f"jsonl:{path}", options, 0)
 
 
+def test_prompts_that_no_engine_takes_are_named_before_a_role_starts(tmp_path):
+    from robustrl.config import make_config
+    from robustrl.runtime.preflight import check
+
+    path = tmp_path / "rows.jsonl"
+    for prompts, text in ((["1+1=", "2" * 40], "max_model_len = 32: must be greater than the 40 tokens of the prompt '22222"),
+                          (["", "1+1="], "the prompt '' has no tokens")):
+        path.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
+        with pytest.raises(ConfigError, match=text):
+            check(make_config({"task": f"jsonl:{path}", "reward": "builtins:len", "max_model_len": 32}))
+
+
 def test_models(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert resolve_model("tiny") == str(TINY) and (TINY / "config.json").is_file()
