@@ -124,7 +124,7 @@ class Job:
 
         Raises JobFailed if the job failed, or ended before ``step``; WaitTimeout. Ctrl-C ends the wait, not the job.
         """
-        timeout = self._patience() if timeout is None else timeout
+        timeout = self._patience() if timeout is None else _seconds(timeout)
         try:
             with self._changed:
                 self._changed.wait_for(lambda: self._reached(step), timeout)
@@ -157,6 +157,7 @@ class Job:
         """End the job and wait until its host has removed everything. A host that does not end within ``timeout`` seconds is killed, with a
         warning; its reaper then removes what is left.
         """
+        timeout = _seconds(timeout)
         try:
             if not self.over:
                 self._call("stop", timeout, reason="job.stop()")
@@ -237,7 +238,8 @@ class Job:
             return self._client
 
     def _call(self, verb: str, timeout: float | None, **args: Any) -> Any:
-        return self._client_now().call(verb, self.config.deadlines.call if timeout is None else timeout, **args)
+        timeout = self.config.deadlines.call if timeout is None else _seconds(timeout)
+        return self._client_now().call(verb, timeout, **args)
 
     def _handle_of(self, role: str) -> RoleHandle:
         """Once this side's reading of the log has come to the role's start."""
@@ -334,7 +336,7 @@ class AsyncJob:
     async def wait(self, step: int | None = None, timeout: float | None = None) -> Job:
         """As `Job.wait`."""
         job = self._job
-        timeout = job._patience() if timeout is None else timeout
+        timeout = job._patience() if timeout is None else _seconds(timeout)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while not job._reached(step):
@@ -481,6 +483,13 @@ class Roles(Mapping[str, RoleHandle]):
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self.values())) or "<no roles yet>"
+
+
+def _seconds(timeout: float) -> float:
+    """Raises ConfigError for what is no length of time; a NaN would wait for ever, and busily."""
+    if not timeout >= 0:
+        raise ConfigError("timeout", timeout, "must be seconds, 0 or more")
+    return min(timeout, threading.TIMEOUT_MAX)
 
 
 def _tail(path: Path, lines: int) -> list[str]:

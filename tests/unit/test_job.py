@@ -93,6 +93,14 @@ def test_a_wait_that_times_out_says_how_far_it_came(start):
         job.wait(step=3, timeout=0.1)
 
 
+@pytest.mark.parametrize("timeout", [-1.0, float("nan")])
+def test_a_timeout_that_is_no_length_of_time_is_refused(start, timeout):
+    job = start()
+    for verb in (job.wait, job.pause, job.stop):
+        with pytest.raises(ConfigError, match=f"timeout = {timeout}: must be seconds, 0 or more"):
+            verb(timeout=timeout)
+
+
 def test_interrupting_a_wait_leaves_the_job_running_and_says_so(start):
     job = start()
     tell(job, "advance", step=1)
