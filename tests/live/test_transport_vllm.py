@@ -7,6 +7,7 @@ import re
 import secrets
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -17,15 +18,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> dict[str, str]:
-    """An environment in which vLLM finds the plugin as if robustrl had just been installed, whatever state this checkout is in."""
-    metadata = tmp_path / "site" / "robustrl_under_test-0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: robustrl-under-test\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text("[vllm.general_plugins]\nrobustrl_ucx = robustrl.transport.vllm_plugin:register\n")
-    path = os.pathsep.join([str(metadata.parent), str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
+def installed() -> dict[str, str]:
+    """The environment of both scripts; vLLM finds the plugin by the entry point that installing robustrl made."""
+    assert "robustrl_ucx" in entry_points(group="vllm.general_plugins").names
     settings = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return os.environ | settings | {"PYTHONPATH": path, "VLLM_NO_USAGE_STATS": "1"}
+    return os.environ | settings | {"VLLM_NO_USAGE_STATS": "1"}
 
 
 def run(tmp_path: Path, environment: dict[str, str], *options: str) -> tuple[str, subprocess.CompletedProcess[str]]:
