@@ -114,7 +114,7 @@ class Lifecycle:
                     facts.error, facts.cause = error, f"{error}: {text}"
             case ev.Verdict(role=role, incarnation=incarnation, kind=kind, rule=rule, evidence=evidence):
                 if facts := self._current(role, incarnation):
-                    if kind in ("suspect", "cleared"):
+                    if kind == "suspect" or (kind == "cleared" and evidence.get("was") == "suspect"):
                         facts.suspect = kind == "suspect"
                     elif kind == "failed" and rule not in _OWN_WORDS:
                         facts.condemned = facts.cause = f"rule {rule}: {evidence}"

@@ -61,6 +61,8 @@ class Host:
         self.actors: dict[str, Any] = {}
         self.end: asyncio.Future[ev.EndDecided]
         self._token: str | None = None
+        self._turned = time.monotonic()
+        """When this process last showed that it runs."""
         self._incarnations: dict[str, int] = {}
         self._ticks: dict[str, int] = {}
         self._changed = asyncio.Condition()
@@ -140,6 +142,7 @@ class Host:
             asyncio.get_running_loop().add_signal_handler(sig, self._decide_end, STOPPED, f"the host received {sig.name}")
         if not self.file.keep_alive:
             self._spawn(self._watch_owner())
+        self._turned = time.monotonic()
         self._spawn(self._watch_own_clock())
         self._spawn(self._start_and_run())
         verdict = await self.end
@@ -174,13 +177,15 @@ class Host:
         self._decide_end(STOPPED, f"its owner, process {self.file.owner_pid}, has ended (keep_alive=True would let the job go on)")
 
     async def _watch_own_clock(self) -> None:
-        """A host that did not run for a while says so before it writes what has come in meanwhile."""
-        last = time.monotonic()
         while True:
             await asyncio.sleep(OWN_CLOCK)
-            gap, last = time.monotonic() - last - OWN_CLOCK, time.monotonic()
-            if gap > OWN_GAP:
-                self.record(ev.ClockGap(seconds=round(gap, 3)))
+            self._say_gap()
+
+    def _say_gap(self) -> None:
+        """A host that did not run for a while says so before it writes anything of what has come in meanwhile."""
+        gap, self._turned = time.monotonic() - self._turned - OWN_CLOCK, time.monotonic()
+        if gap > OWN_GAP:
+            self.record(ev.ClockGap(seconds=round(gap, 3)))
 
     # -- start ---
 
@@ -405,7 +410,10 @@ class Host:
         view = self.state.roles[role]
         agent = self._agent_of(view.node)
         if agent.role == role:
-            kill(ProcessId(view.pid, self._ticks[role]))
+            process = ProcessId(view.pid, self._ticks[role])
+            kill(process)
+            if not await asyncio.to_thread(wait_exit, process, self.config.deadlines.call):
+                raise WaitTimeout(f"{role} (pid {process.pid}): not dead {self.config.deadlines.call:g} s after SIGKILL")
         else:
             await agent.call("kill", role, view.incarnation, deadline=self.config.deadlines.call, again=True)
 
@@ -441,6 +449,7 @@ class Host:
         batch = ev.emitted_decoder.decode(events)
         if self._closing:
             return None
+        self._say_gap()
         for emitted in batch:
             self._write(lambda emitted=emitted: self._log.append(emitted))  # type: ignore[misc]
         last = batch[-1]

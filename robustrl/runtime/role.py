@@ -242,6 +242,11 @@ class Role:
             self.log.error("%s", late)
         os._exit(1)
 
+    def stop_stamping(self) -> None:
+        """For a role whose work loop is not this one and stamps the page itself: a stuck work loop must show."""
+        if self._stamper is not None:
+            self._stamper.cancel()
+
     async def _stamp(self) -> None:
         while True:
             self.page.stamp()

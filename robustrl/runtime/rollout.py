@@ -47,6 +47,7 @@ class Rollout(Role):
         self._thread = threading.Thread(target=self._run_engine, args=(started,), name="engine", daemon=True)
         self._thread.start()
         await started
+        self.stop_stamping()
         self._open_plane()
         self.spawn(self._follow_versions())
         await self.sync(0)

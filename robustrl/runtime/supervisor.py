@@ -134,7 +134,7 @@ class Supervisor(Role):
                     continue
                 wanted = (
                     floor,
-                    {role: tuple(round(age, 1) for age in ages) for role, ages in marks.items() if self._node_of.get(role) == node},
+                    {role: tuple(math.ceil(100 * age) / 100 for age in ages) for role, ages in marks.items() if self._node_of.get(role) == node},
                 )
                 try:
                     peer = await self.peer(agent)

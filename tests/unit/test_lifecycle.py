@@ -214,13 +214,13 @@ def test_a_restarted_supervisor_makes_up_for_what_the_first_did_not_say() -> Non
     assert states(second.decide()) == [("trainer-0", "starting", "healthy")]
 
 
-def verdict(role: str, kind: str, rule: str = "no_tokens", incarnation: int = 1) -> ev.Verdict:
+def verdict(role: str, kind: str, rule: str = "no_tokens", incarnation: int = 1, was: str = "suspect") -> ev.Verdict:
     return ev.Verdict(
         role=role,
         incarnation=incarnation,
         kind=kind,
         rule=rule,
-        evidence={"pending": 3},
+        evidence={"pending": 3, "was": was},
         threshold=3.0,
         due=1.0,
         seen=1.1,
@@ -234,6 +234,7 @@ def test_a_suspect_is_only_asked_and_may_be_cleared() -> None:
     log.start("rollout-0")
     log.committed("rollout-0")
     assert states(log.add(verdict("rollout-0", "suspect"))) == [("rollout-0", "healthy", "suspect")]
+    assert log.add(verdict("rollout-0", "cleared", "straggler", was="reported")) == [], "another rule's end is no end of the suspicion"
     assert states(log.add(verdict("rollout-0", "cleared"))) == [("rollout-0", "suspect", "healthy")]
 
 
