@@ -132,10 +132,9 @@ class Supervisor(Role):
             for agent, node in list(self._node_of.items()):
                 if not agent.startswith(RoleKind.NODE_AGENT):
                     continue
-                wanted = (
-                    floor,
-                    {role: tuple(math.ceil(100 * age) / 100 for age in ages) for role, ages in marks.items() if self._node_of.get(role) == node},
-                )
+                here = {role: ages for role, ages in marks.items() if self._node_of.get(role) == node}
+                # rounded up: a sample that is logged just before its limit would show nothing
+                wanted = floor, {role: tuple(math.ceil(100 * age) / 100 for age in ages) for role, ages in here.items()}
                 try:
                     peer = await self.peer(agent)
                     incarnation, _ = await self.present(agent)
