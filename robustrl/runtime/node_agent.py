@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from ..core.roles import Phase
-from ..errors import WaitTimeout
+from ..errors import RobustRLError, WaitTimeout
 from . import registry
 from .processes import ProcessId, is_alive, kill, kill_marked, process_state, read_start_ticks, send_signal, wait_exit
 from .role import Role, RoleSpec
@@ -22,6 +22,8 @@ from .sensors import Sensors
 
 _LAST_KILL = 5.0
 """Seconds that the processes of this node have to go when the host is gone."""
+_ANSWERED = 0.2
+"""Seconds for the answer to leave before this process signals itself."""
 _LAST_LOOK = 3.0
 """Seconds for the stack of a process before it is killed."""
 
@@ -58,19 +60,32 @@ class NodeAgent(Role):
 
     async def signal(self, role: str, incarnation: int, name: str, seconds: float) -> int:
         """``kill`` or ``hang`` (SIGSTOP; with ``seconds`` above 0 it goes on after them) this very process. Returns its pid."""
-        process = self._processes[role, incarnation]
         number = {"kill": signal.SIGKILL, "hang": signal.SIGSTOP, "resume": signal.SIGCONT}[name]
-        send_signal(process, number)
+        if role == self.spec.role:
+            if name == "hang" and seconds > 0:
+                raise RobustRLError(f"{role} cannot wake itself up: hang it for good, with seconds=0")
+            asyncio.get_running_loop().call_later(_ANSWERED, os.kill, os.getpid(), number)
+            return os.getpid()
+        process = self._processes.get((role, incarnation))
+        if process is None:
+            raise RobustRLError(f"{role} incarnation {incarnation} is not watched by {self.spec.role} yet: ask again")
+        if not send_signal(process, number):
+            raise RobustRLError(f"{role} incarnation {incarnation} (pid {process.pid}) has ended already: nothing was hit")
         if name == "hang" and seconds > 0:
             asyncio.get_running_loop().call_later(seconds, send_signal, process, signal.SIGCONT)
         return process.pid
 
     async def kill(self, role: str, incarnation: int) -> None:
-        """SIGKILL, and return when the process is dead; one that is dead already is left in peace."""
+        """SIGKILL, and return when the process is dead; one that is dead already is left in peace. Raises WaitTimeout."""
         if process := self._processes.get((role, incarnation)):
-            await asyncio.to_thread(self._keep_evidence, role, incarnation, process)
+            try:
+                await asyncio.to_thread(self._keep_evidence, role, incarnation, process)
+            except OSError as error:  # a full disk, say: no reason not to go on
+                self.log.warning("no evidence of %s incarnation %d: %s", role, incarnation, error)
             kill(process)
-            await asyncio.to_thread(wait_exit, process, _LAST_KILL)
+            limit = self.deadlines.call / 2
+            if not await asyncio.to_thread(wait_exit, process, limit):
+                raise WaitTimeout(f"{role} (pid {process.pid}): not dead {limit:g} s after SIGKILL; no next life is started beside it")
 
     def _keep_evidence(self, role: str, incarnation: int, process: ProcessId) -> None:
         """State and Python stack of a process that is about to be killed, in the run directory; of a dead one there is none."""

@@ -33,7 +33,7 @@ class _FullDisk(EventLog):
 def _host(run_dir: Path) -> Host:
     host = Host.__new__(Host)
     host.run_dir, host._reserve, host.config, host.state = run_dir, run_dir / "reserve", JobConfig(profile="class"), RunState()
-    host._lines, host._tasks, host._closing = [], set(), False
+    host._lines, host._tasks, host._closing, host._turned = [], set(), False, time.monotonic()
     host._log = _FullDisk(run_dir / "events.jsonl", time.monotonic)
     return host
 

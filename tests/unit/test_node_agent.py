@@ -1,0 +1,70 @@
+"""The node agent's signals: what is hit, what is said when nothing is, and that nobody gets a successor while he lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from robustrl.config import Deadlines
+from robustrl.errors import RobustRLError, WaitTimeout
+from robustrl.runtime import node_agent
+from robustrl.runtime.node_agent import NodeAgent
+from robustrl.runtime.processes import ProcessId, read_start_ticks
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def agent(process: subprocess.Popen[bytes], run_dir: str = "/nowhere") -> NodeAgent:
+    """Without a host or a cluster; it watches ``process`` as rollout-0."""
+    made = NodeAgent.__new__(NodeAgent)
+    spec: Any = SimpleNamespace(role="node_agent-0", run_dir=run_dir)
+    made.spec, made.log, made.deadlines = spec, logging.getLogger("test"), Deadlines(call=0.4)
+    made._processes = {("rollout-0", 1): ProcessId(process.pid, read_start_ticks(process.pid))}
+    return made
+
+
+def test_a_signal_that_hits_nothing_says_so(victim: subprocess.Popen[bytes]) -> None:
+    here = agent(victim)
+    with pytest.raises(RobustRLError, match=r"rollout-0 incarnation 2 is not watched by node_agent-0 yet"):
+        asyncio.run(here.signal("rollout-0", 2, "kill", 0.0))
+    assert asyncio.run(here.signal("rollout-0", 1, "kill", 0.0)) == victim.pid
+    assert victim.wait(5) == -signal.SIGKILL
+    with pytest.raises(RobustRLError, match=rf"rollout-0 incarnation 1 \(pid {victim.pid}\) has ended already: nothing was hit"):
+        asyncio.run(here.signal("rollout-0", 1, "kill", 0.0))
+
+
+def test_it_signals_itself_after_its_answer(victim: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    hit: list[tuple[int, int]] = []
+    monkeypatch.setattr(node_agent.os, "kill", lambda *what: hit.append(what))
+
+    async def scenario() -> None:
+        assert await agent(victim).signal("node_agent-0", 1, "kill", 0.0) == os.getpid()
+        assert not hit
+        await asyncio.sleep(0.5)
+
+    asyncio.run(scenario())
+    assert hit == [(os.getpid(), signal.SIGKILL)]
+
+
+def test_a_kill_needs_no_evidence_but_a_death(victim: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    asyncio.run(agent(victim).kill("rollout-0", 1))  # its evidence cannot be written: there is no run directory
+    assert victim.poll() is not None or victim.wait(5) == -signal.SIGKILL
+    monkeypatch.setattr(node_agent, "wait_exit", lambda process, timeout: time.sleep(timeout))
+    with pytest.raises(WaitTimeout, match="not dead 0.2 s after SIGKILL"):
+        asyncio.run(agent(subprocess.Popen(["true"])).kill("rollout-0", 1))
