@@ -107,8 +107,7 @@ class Lifecycle:
             case ev.RestartDecided(role=role, incarnation=incarnation):
                 if facts := self._current(role, incarnation):
                     self._restarts[role].add(incarnation)
-                    for other in self._roles.values():
-                        other.replaced |= other is facts or (facts.kind is RoleKind.TRAINER and other.kind is RoleKind.TRAINER)
+                    self._replace(facts)
             case ev.ErrorRaised(role=role, incarnation=incarnation, error=error, text=text):
                 if facts := self._current(role, incarnation):
                     facts.error, facts.cause = error, f"{error}: {text}"
@@ -157,12 +156,17 @@ class Lifecycle:
                 )
                 if not (why := why_not_restart(failure, self._budget)):
                     due.append(ev.RestartDecided(role=role, incarnation=facts.incarnation, reason=facts.cause))
-                    facts.replaced = True  # until the echo of this decision says so too
+                    self._replace(facts)  # now, too: another rank may have died in the same moment
                 elif end is None:
                     end = ev.EndDecided(status=FAILED, reason=f"{_death(role, facts)}\n{why}")
         if end is None and 0 <= self._steps <= self._committed and (not self._final_evaluation or self._evaluated >= self._steps):
             end = ev.EndDecided(status=DONE, reason=f"all {self._steps} optimizer steps are committed")
         return [*due, end] if end else due
+
+    def _replace(self, facts: _Facts) -> None:
+        """It is restarted, and of a trainer all ranks with it."""
+        for other in self._roles.values():
+            other.replaced |= other is facts or (facts.kind is RoleKind.TRAINER and other.kind is RoleKind.TRAINER)
 
     def _current(self, role: str, incarnation: int) -> _Facts | None:
         """None for a late word of an earlier life."""

@@ -253,3 +253,16 @@ def test_reports_and_late_verdicts_change_nothing() -> None:
     log.start("trainer-0", incarnation=2)
     assert log.add(verdict("trainer-0", "reported", "straggler", incarnation=2)) == []
     assert log.add(verdict("trainer-0", "failed", incarnation=1)) == []
+
+
+def test_ranks_that_die_in_one_moment_are_restarted_once() -> None:
+    """A restart of one rank is one of all: two of them would make each rank twice."""
+    log = Log(restarts=3)
+    for role in ("trainer-0", "trainer-1", "rollout-0", "agent_worker-0"):
+        log.start(role)
+    log.committed("rollout-0")
+    for role in ("trainer-0", "agent_worker-0"):
+        log._feed(ev.ProcessExited(role=role, incarnation=1, pid=7, cause="pidfd", last_lines=[]))
+    due = log.add(ev.ProcessExited(role="trainer-1", incarnation=1, pid=7, cause="pidfd", last_lines=[]))
+    assert [e.role for e in due if isinstance(e, ev.RestartDecided)] == ["trainer-0", "agent_worker-0"]
+    assert {role for role, _, new in states(due) if new == "failed"} == {"trainer-0", "trainer-1", "agent_worker-0"}
