@@ -49,6 +49,7 @@ class TaskRunner(Role):
         if done == 0:
             await self._ask_rollouts("wait_version", 0, self.deadlines.role_start, deadline=self.deadlines.role_start + 5)
             await self._evaluate(0)
+        await self._evaluate_between(done)  # the life before may have died of it
         for step in range(done + 1, config.steps + 1):
             await self._gate()
             while dispatched < min(config.steps, step + config.staleness):
@@ -57,8 +58,7 @@ class TaskRunner(Role):
             self._step = self.page.step = step
             self.page.update(progress=step - 1, pending=config.steps - step + 1)
             await self._train(step)
-            if config.evaluation_every and step % config.evaluation_every == 0 and step < config.steps:
-                await self._evaluate(step)
+            await self._evaluate_between(step)
         await self._ask_rollouts("wait_version", config.steps, self.deadlines.role_start, deadline=self.deadlines.role_start + 5)
         await self._evaluate(config.steps)
         self.page.update(progress=config.steps, pending=0)
@@ -155,6 +155,11 @@ class TaskRunner(Role):
             self.emit(ev.StepMetrics(step=step, values=result["metrics"], phase_seconds=result["phase_seconds"]))
             for name, value in result["metrics"].items():
                 self._tensorboard.add_scalar(f"train/{name}", value, step)
+
+    async def _evaluate_between(self, step: int) -> None:
+        every = self.config.evaluation_every
+        if every and step % every == 0 and 0 < step < self.config.steps:
+            await self._evaluate(step)
 
     async def _evaluate(self, version: int) -> None:
         config = self.config
