@@ -78,6 +78,8 @@ class _Source:
     def __init__(self, lease: Lease, channel: wire.Channel, endpoint: lanes.Endpoint, transport: str) -> None:
         self.lease, self.channel, self.endpoint, self.transport = lease, channel, endpoint, transport
         self.received = 0
+        self.checking: set[asyncio.Task[Any]] = set()
+        """Chunks that have arrived: their receive must not be broken off any more."""
 
     def leave(self) -> None:
         self.channel.close()
@@ -327,7 +329,7 @@ class Puller:
                     self._on_event(PullProgress(source=lease.source, target=self.role, version=lease.version, done=held,
                                                 bytes=state.manifest.nbytes, transport=source.transport))
         except BaseException:
-            await self._break_off([listening, *receives])
+            await self._break_off([listening, *receives], source.checking)
             raise
         listening.cancel()
         await asyncio.wait([listening])
@@ -349,6 +351,7 @@ class Puller:
             if not arriving.done():
                 arriving.cancel()
         state.received += last - first
+        source.checking.add(asyncio.current_task())  # type: ignore[arg-type]  # there is one in a coroutine
         await self._check(source, index, view)
         state.have.add(index)
         source.received += 1
@@ -364,12 +367,13 @@ class Puller:
             self._on_event(PullDiscarded(target=self.role, version=lease.version, bytes=view.nbytes, reason=reason))
             raise _SourceFailed(f"chunk {index}: checksum {found}, the manifest says {state.manifest.chunks[index]}")
 
-    async def _break_off(self, tasks: list[asyncio.Task[Any]]) -> None:
+    async def _break_off(self, tasks: list[asyncio.Task[Any]], checking: set[asyncio.Task[Any]]) -> None:
         """Ends receives under way. Their buffer is left to UCX, which may write to it later; checked chunks move to a fresh one."""
         state = self._progress
         assert state.manifest is not None and state.buffer is not None
         for task in tasks:
-            task.cancel()
+            if task not in checking:
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         old, manifest = state.buffer, state.manifest
 

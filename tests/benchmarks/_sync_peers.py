@@ -162,8 +162,8 @@ class RayStore:
 
         for last in (False, False, True):
             try:
-                ray.init(num_cpus=receivers + 1, include_dashboard=False, object_store_memory=max(3 * nbytes, 256 << 20), log_to_driver=False,
-                         logging_level="error", runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}})
+                ray.init(num_cpus=receivers + 1, include_dashboard=False, object_store_memory=max(3 * nbytes, 256 << 20),
+                         log_to_driver=False, logging_level="error", runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}})
                 break
             except Exception as error:  # Ray's own type for a raylet that was not up within its fixed 30 s: a busy machine
                 if last or "timed out during startup" not in str(error):
