@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -70,6 +71,7 @@ class Host:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._cluster: Cluster | None = None
         self._closing = False
+        self._trainer_restart = asyncio.Lock()
 
     # -- the log ---
 
@@ -289,8 +291,16 @@ class Host:
         )
         self._ticks[role] = identity["start_ticks"]
         self._spawn(self._watch_role(role, spec, identity["pid"], handle))
-        if not role.startswith(RoleKind.NODE_AGENT):
+        if role == "supervisor":  # it is needed to bring back an agent that died with it, which will then watch it
+            self._spawn(self._watch_if_there(spec, identity["pid"]))
+        elif not role.startswith(RoleKind.NODE_AGENT):
             await self._watch_from_outside(spec, identity["pid"])
+
+    async def _watch_if_there(self, spec: RoleSpec, pid: int) -> None:
+        try:
+            await self._watch_from_outside(spec, pid)
+        except (PeerDied, WaitTimeout) as error:
+            log.warning("%s is not watched from outside: %s", spec.role, error)
 
     async def _watch_from_outside(self, spec: RoleSpec, pid: int) -> None:
         await self._agent_of(spec.node).call(
@@ -378,16 +388,18 @@ class Host:
 
     async def _restart(self, role: str, incarnation: int, reason: str) -> None:
         """A new life of this role, made from the same spec; of a trainer, of all its ranks."""
-        if incarnation != self._incarnations[role]:
-            return  # a decision that was written twice
-        log.info("restarting %s after incarnation %d: %s", role, incarnation, reason)
         kind = RoleId.parse(role).kind
         roles = [role]
         if kind is RoleKind.TRAINER:
             roles = [str(r) for r in self._places if r.kind is RoleKind.TRAINER]
-        for each in roles:
-            await self._end_life(each)
-        await asyncio.gather(*(self._create(each) for each in roles))
+        # a rank may die while the others are still being made: their lives must be known before they are ended
+        async with self._trainer_restart if kind is RoleKind.TRAINER else contextlib.nullcontext():
+            if incarnation != self._incarnations[role]:
+                return  # a decision that was written twice
+            log.info("restarting %s after incarnation %d: %s", role, incarnation, reason)
+            for each in roles:
+                await self._end_life(each)
+            await asyncio.gather(*(self._create(each) for each in roles))
         try:
             await self._set_up_again(role, kind, roles)
         except PeerDied as error:  # it or somebody it needs: the supervisor hears of that death as of any other
@@ -409,7 +421,7 @@ class Host:
         """A new incarnation starts only after the old process is known to be dead (fencing)."""
         view = self.state.roles[role]
         agent = self._agent_of(view.node)
-        if agent.role == role:
+        if agent.role == role or (role == "supervisor" and self.config.address is None):  # their agent may be dead as well
             process = ProcessId(view.pid, self._ticks[role])
             kill(process)
             if not await asyncio.to_thread(wait_exit, process, self.config.deadlines.call):

@@ -80,11 +80,22 @@ async def within(seconds: float, what: str, awaitable: Awaitable[T]) -> T:
         raise WaitTimeout(f"{what}: no answer within {seconds:g} s") from None
 
 
+class LifeEnded(PeerDied):
+    """The present life of a role has died, and its death is not known to the host yet."""
+
+    def __init__(self, role: str, incarnation: int) -> None:
+        super().__init__(f"{role} incarnation {incarnation} has died")
+        self.role, self.incarnation = role, incarnation
+
+    def __reduce__(self) -> tuple[type, tuple[str, int]]:
+        return type(self), (self.role, self.incarnation)
+
+
 class Directory(Protocol):
     """Who knows which life of a role is the present one."""
 
     async def present(self, role: str) -> tuple[int, Any]:
-        """Incarnation and actor handle."""
+        """Incarnation and actor handle. Raises LifeEnded."""
 
     async def successor(self, role: str, incarnation: int, deadline: float) -> None:
         """Returns when a later life of the role can be called. Raises WaitTimeout."""
@@ -105,7 +116,13 @@ class Peer:
 
         end = time.monotonic() + deadline
         while True:
-            incarnation, handle = await self._directory.present(self.role)
+            try:
+                incarnation, handle = await self._directory.present(self.role)
+            except LifeEnded as error:
+                if not again:
+                    raise
+                await self._directory.successor(self.role, error.incarnation, end - time.monotonic())
+                continue
             ref = getattr(handle, method).remote(*args, **kwargs)
             try:
                 return await within(max(0.0, end - time.monotonic()), f"{self.role}.{method}()", ref)
@@ -203,7 +220,10 @@ class Role:
 
         if role not in self._present:
             incarnation = await self.ask_host("incarnation", deadline=self.deadlines.role_start, role=role)
-            handle = await asyncio.to_thread(ray.get_actor, actor_name(role, incarnation), self.spec.run)
+            try:
+                handle = await asyncio.to_thread(ray.get_actor, actor_name(role, incarnation), self.spec.run)
+            except ValueError:  # Ray knows no living actor of that name
+                raise LifeEnded(role, incarnation) from None
             self._present[role] = incarnation, handle
         return self._present[role]
 

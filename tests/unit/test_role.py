@@ -1,0 +1,59 @@
+"""Calls to a peer whose death nobody has noticed yet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from robustrl.errors import PeerDied
+from robustrl.runtime.role import LifeEnded, Peer, Role
+
+
+class _Directory:
+    """Its role's first life is dead; the second can be called once somebody waited for it."""
+
+    def __init__(self) -> None:
+        self.alive = False
+
+    async def present(self, role: str) -> tuple[int, Any]:
+        if not self.alive:
+            raise LifeEnded(role, 1)
+
+        class Method:
+            @staticmethod
+            def remote(*args: Any) -> Any:
+                return asyncio.sleep(0, ("answer", *args))
+
+        return 2, type("Handle", (), {"ask": Method})
+
+    async def successor(self, role: str, incarnation: int, deadline: float) -> None:
+        assert (role, incarnation) == ("node_agent-0", 1) and deadline > 0
+        self.alive = True
+
+
+def test_a_call_to_a_life_that_has_ended_is_a_peers_death_or_goes_to_the_next_life() -> None:
+    pytest.importorskip("ray")
+    peer = Peer(_Directory(), "node_agent-0")
+    with pytest.raises(PeerDied, match="node_agent-0 incarnation 1 has died"):
+        asyncio.run(peer.call("ask", deadline=5.0))
+    assert asyncio.run(peer.call("ask", 1, deadline=5.0, again=True)) == ("answer", 1)
+
+
+def test_an_actor_that_ray_does_not_know_any_more_is_a_peers_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ValueError would end the role that asked: one death after the other."""
+    ray = pytest.importorskip("ray")
+
+    def get_actor(name: str, namespace: str) -> None:
+        raise ValueError("Failed to look up actor with name")
+
+    async def ask_host(*_: Any, **__: Any) -> int:
+        return 3
+
+    role: Any = Role.__new__(Role)
+    role._present, role.ask_host = {}, ask_host
+    role.deadlines, role.spec = type("D", (), {"role_start": 1.0}), type("S", (), {"run": "r"})
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    with pytest.raises(PeerDied, match="rollout-0 incarnation 3 has died"):
+        asyncio.run(role.present("rollout-0"))
