@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from itertools import cycle
+from typing import Any
 
 import msgspec
 
 from ..core import events as ev
 from ..core.roles import Phase
-from ..errors import PeerDied
+from ..errors import PeerDied, WaitTimeout
 from ..rl.trajectory import Trajectory
 from .role import Peer, Role, within
 
@@ -107,13 +108,17 @@ class RolloutManager(Role):
     async def sync(self, version: int) -> None:
         """Tell every rollout of this membership view that ``version`` is there to be pulled."""
         self._newest = max(self._newest, version)
-        lanes = list(self._lanes)
-        results = await asyncio.gather(
-            *(lane.peer.call("sync", version, deadline=self.deadlines.call) for lane in lanes), return_exceptions=True
-        )
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, PeerDied):
-                raise result
+        for lane in self._lanes:
+            self.spawn(self._hand_over(lane, "sync", version))
+
+    async def _hand_over(self, lane: _Lane, method: str, *args: Any) -> None:
+        """A call that no one waits for, so that a rollout that hangs delays no other; it gets the call when it goes on, if it ever does."""
+        try:
+            await lane.peer.call(method, *args, deadline=self.deadlines.call)
+        except PeerDied:
+            self._lose(lane, "it died")
+        except WaitTimeout as error:
+            self.log.warning("%s", error)
 
     async def wait_version(self, version: int, deadline: float) -> None:
         """Return when there are rollouts and each of them has committed ``version`` or a newer one."""
@@ -165,17 +170,16 @@ class RolloutManager(Role):
                 arguments = (*group.key, work.ids, lane.role, lane.version)
                 await self._journal.call("started", *arguments, deadline=self.deadlines.call, again=True)
             bodies = [msgspec.msgpack.encode(group.trajectories[i]) for i in work.ids]
-            try:
-                await lane.peer.call("submit", bodies, deadline=self.deadlines.call)
-            except PeerDied:
-                self._lose(lane, "it died")
+            self.spawn(self._hand_over(lane, "submit", bodies))
             self._show()
 
     async def _poll(self, lane: _Lane) -> None:
         while lane.alive:
             acknowledged, lane.acknowledged = lane.acknowledged, []
             try:
-                version, finished, tools = await lane.peer.call("collect", _POLL, acknowledged, deadline=_POLL + self.deadlines.call)
+                # what a late answer holds would be lost with it: whether the rollout hangs is the detector's question
+                limit = _POLL + max(self.deadlines.call, self.deadlines.generation)
+                version, finished, tools = await lane.peer.call("collect", _POLL, acknowledged, deadline=limit)
             except PeerDied:
                 self._lose(lane, "it died")
                 return
@@ -219,7 +223,7 @@ class RolloutManager(Role):
         trajectory = msgspec.msgpack.decode(body, type=Trajectory)
         tokens = await next(self._workers).call("tool", body, deadline=self.deadlines.generation, again=True)
         if lane.alive:
-            await lane.peer.call("resume", trajectory.id, tokens, deadline=self.deadlines.call)
+            await self._hand_over(lane, "resume", trajectory.id, tokens)
 
     def _collect(self, lane: _Lane, trajectory: Trajectory) -> None:
         group = self._groups.get((trajectory.batch, trajectory.group))

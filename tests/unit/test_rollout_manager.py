@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
+from typing import Any
 
 import msgspec
 
 from robustrl.config import Deadlines
+from robustrl.errors import PeerDied, WaitTimeout
 from robustrl.rl.trajectory import Trajectory
-from robustrl.runtime.rollout_manager import RolloutManager
+from robustrl.runtime.rollout_manager import RolloutManager, _Lane
 
 
 def manager() -> RolloutManager:
@@ -34,5 +37,34 @@ def test_an_evaluation_that_is_asked_for_again_is_not_made_twice() -> None:
             assert group.done is not None
             group.done.set_result([msgspec.structs.replace(t, text="t", reward=1.0) for t in group.trajectories.values()])
         assert await again == [("p", "t", 1.0)] * 3
+
+    asyncio.run(scenario())
+
+
+class _Rollout:
+    def __init__(self, role: str, error: Exception | None = None) -> None:
+        self.role, self.error, self.got = role, error, list[Any]()
+
+    async def call(self, method: str, *args: Any, deadline: float) -> None:
+        if isinstance(self.error, WaitTimeout):
+            await asyncio.sleep(0.2)
+        if self.error:
+            raise self.error
+        self.got.append((method, *args))
+
+
+def test_a_rollout_that_hangs_or_dies_delays_no_other_and_ends_no_manager() -> None:
+    async def scenario() -> None:
+        made = manager()
+        here: Any = made
+        here._newest, here._tasks, here.log, here.page = 0, set(), logging.getLogger("test"), None
+        rollouts = [_Rollout("rollout-0", WaitTimeout("late")), _Rollout("rollout-1", PeerDied("gone")), _Rollout("rollout-2")]
+        here._lanes = [_Lane(rollout) for rollout in rollouts]  # type: ignore[arg-type]
+        here.die = lambda error: (_ for _ in ()).throw(error)
+        await asyncio.wait_for(made.sync(3), 0.1)
+        await asyncio.sleep(0.05)
+        assert rollouts[2].got == [("sync", 3)]
+        await asyncio.sleep(0.3)
+        assert [lane.role for lane in here._lanes] == ["rollout-0", "rollout-2"], "one that hangs is the detector's matter"
 
     asyncio.run(scenario())
