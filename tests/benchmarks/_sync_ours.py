@@ -131,7 +131,8 @@ class Fleet:
     def sync(self, *, star: bool = False, kill: tuple[str, float] | None = None) -> dict[str, Any]:
         """One new version to all. ``star``: everyone pulls from the source at once. ``kill``: this puller dies so many seconds later.
 
-        Seconds are from the announcement, with ``kill`` from the death, until the last survivor holds (and has copied) the version.
+        Seconds are from the announcement, with ``kill`` from the death, until the last survivor holds (and has copied) the version;
+        ``killed`` is false if the sync was over before that.
         """
         self.version += 1
         self._source.send(("stage", self.version))
@@ -162,8 +163,8 @@ class Fleet:
                     done[role] = value
                     self.directory.commit(role, 1, self.version, staged[1], value[4] if self.relay and not star else None)
         after, source_cpu_after = self.sent()
-        assert kill is None, "the sync was over before the death"
-        return {"seconds": max(ended for _, ended, *_ in done.values()) - start, "copies": (after - sent) / self.nbytes,
+        seconds = max(ended for _, ended, *_ in done.values()) - start
+        return {"killed": kill is None, "seconds": seconds, "copies": (after - sent) / self.nbytes,
                 "source_cpu": source_cpu_after - source_cpu, "puller_cpu": statistics.mean(cpu for _, _, cpu, *_ in done.values())}
 
     def _star(self, ask: Ask, staged: Any) -> Lease:

@@ -212,4 +212,4 @@ class RayStore:
             ray.kill(self.receivers.pop())
             got.pop()
             began = time.monotonic()
-        return max(ray.get(got, timeout=120)) - began
+        return max(0.0, max(ray.get(got, timeout=120)) - began)  # 0: all had it before the death

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.benchmarks._report import Bench, Row
 from tests.benchmarks._sync_ours import Fleet
-from tests.benchmarks._sync_peers import SETTINGS, Gloo, RayStore, perftest
+from tests.benchmarks._sync_peers import GLOO_SECONDS, SETTINGS, Gloo, RayStore, perftest
 
 RECEIVERS = (2, 4, 8)
 MIB = 2**20
@@ -34,7 +34,9 @@ def death(receivers: int) -> Row:
         with Fleet("shm", SMALL, receivers, relay=True) as fleet:
             fleet.sync()
             half = fleet.sync()["seconds"] / 2
-            ours.append(fleet.sync(kill=(f"rollout-{receivers - 1}", half))["seconds"])
+            while not (struck := fleet.sync(kill=(f"rollout-{receivers - 1}", half)))["killed"]:
+                half /= 2
+            ours.append(struck["seconds"])
         with Gloo(SMALL, receivers) as group:
             group.broadcast()
             half = group.broadcast() / 2
@@ -44,6 +46,7 @@ def death(receivers: int) -> Row:
             store.append(ray_store.sync(kill_after=half))
     median = statistics.median(ours)
     return {"receivers": receivers, "bytes": SMALL, "ucx_s": spread(ours), "gloo_s": spread(gloo), "ray_s": spread(store),
+            "gloo_timeout_s": GLOO_SECONDS,
             "gloo_over_ucx": statistics.median(gloo) / median, "ray_over_ucx": statistics.median(store) / median}
 
 
