@@ -51,7 +51,8 @@ def small_container(code: str, tmp: Path, memory: int = MEMORY, shm: int = SHM, 
             f"echo $$ > {group}/cgroup.procs",
             f"mount -t tmpfs -o size={shm},mode=1777 tmpfs /dev/shm",
             *_show([Path(sys.base_prefix), Path(sys.prefix), CHECKOUT]),
-            f"mount --bind '{tmp}' /tmp",
+            *_show_below_tmp([Path(sys.base_prefix), Path(sys.prefix), CHECKOUT], tmp),
+            f"mount --rbind '{tmp}' /tmp",
             f"cd '{CHECKOUT}'",
             f"exec taskset -c {','.join(map(str, sorted(os.sched_getaffinity(0))[:2]))} setpriv --reuid {uid} --regid {uid} --clear-groups "
             "--no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set=-all \"$@\"",
@@ -93,6 +94,17 @@ def _show(paths: list[Path]) -> list[str]:
             lines += [f"mkdir -p '{path}'", f"mount --bind $hold/'{path.relative_to(folder)}' '{path}'"]
         lines += ["umount $hold", "rmdir $hold"]
     return lines
+
+
+def _show_below_tmp(paths: list[Path], tmp: Path) -> list[str]:
+    """Shell lines that keep what lies below /tmp where it is when ``tmp`` takes its place: a clone may be anywhere."""
+    below = [path for path in paths if path.is_relative_to("/tmp")]
+    return [
+        line
+        for path in below
+        if (place := tmp / path.relative_to("/tmp"))
+        for line in (f"mkdir -p '{place}'", f"mount --bind '{path}' '{place}'")
+    ]
 
 
 def _make_group(memory: int) -> Path:
