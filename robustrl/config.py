@@ -48,7 +48,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     cluster_start: float = 120.0
     role_start: float = 240.0
-    call: float = 60.0
+    call: float = 180.0
     generation: float = 600.0
     train_step: float = 600.0
     pull: float = 60.0

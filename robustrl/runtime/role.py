@@ -200,7 +200,7 @@ class Role:
 
         mount = os.statvfs(self.spec.shm_dir)
         free = mount.f_bavail * mount.f_frsize
-        settings.apply("shm" if free >= UCX_ROOM else "tcp", shm_dir=self.spec.shm_dir)
+        settings.apply("shm" if free >= UCX_ROOM else "tcp", shm_dir=self.spec.shm_dir, host=self.spec.ip)
         if free < UCX_ROOM:
             text = f"{self.spec.role}: the shared-memory mount has {free >> 20} MiB left, UCX needs {UCX_ROOM >> 20}: weights go over tcp"
             self.emit(ev.WarningRaised(text=text))
