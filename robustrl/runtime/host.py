@@ -194,7 +194,8 @@ class Host:
     async def _start_and_run(self) -> None:
         if self.file.replaces:
             await asyncio.to_thread(self._wait_replaced)
-        checks = asyncio.create_task(self._preflight())
+        # a copy, since the thread that starts the cluster changes the environment: exec with one that moves fails with EFAULT
+        checks = asyncio.create_task(self._preflight(dict(os.environ)))
         await asyncio.to_thread(self._start_cluster)
         await checks
         assert self._cluster is not None
@@ -228,10 +229,15 @@ class Host:
             if entry.run == self.file.replaces and not wait_exit(entry.host, 30.0):
                 raise WaitTimeout(f"the earlier job {entry.run} (host {entry.host_pid}) did not end within 30 s")
 
-    async def _preflight(self) -> None:
+    async def _preflight(self, environment: dict[str, str]) -> None:
         """Checks that need heavy imports, in a process of their own, so that this one stays small."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "robustrl.runtime.preflight", str(self.run_dir / "config.json"), stdout=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "robustrl.runtime.preflight",
+            str(self.run_dir / "config.json"),
+            env=environment,
+            stdout=asyncio.subprocess.PIPE,
         )
         output, _ = await within(self.config.deadlines.call, "the checks before the start", process.communicate())
         if process.returncode:

@@ -52,10 +52,10 @@ class TaskRunner(Role):
         await self._evaluate_between(done)  # the life before may have died of it
         for step in range(done + 1, config.steps + 1):
             await self._gate()
+            self._step = self.page.step = step  # at once: a pause from here on names the step that still runs
             while dispatched < min(config.steps, step + config.staleness):
                 dispatched += 1
                 await self._dispatch(dispatched)
-            self._step = self.page.step = step
             self.page.update(progress=step - 1, pending=config.steps - step + 1)
             await self._train(step)
             await self._evaluate_between(step)
