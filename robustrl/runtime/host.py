@@ -62,6 +62,7 @@ class Host:
         self.actors: dict[str, Any] = {}
         self.end: asyncio.Future[ev.EndDecided]
         self._token: str | None = None
+        self._cluster_up = False
         self._turned = time.monotonic()
         """When this process last showed that it runs."""
         self._incarnations: dict[str, int] = {}
@@ -252,6 +253,7 @@ class Host:
         else:
             self._cluster = LocalCluster(self.temp, self.run_id, plan_nodes(config), object_store_bytes=config.object_store_mb << 20)
         self._cluster.start(deadline=config.deadlines.cluster_start)
+        self._cluster_up = True
 
     async def _start_roles(self) -> None:
         """All side by side, the slow ones first; each role's agent watches it from its first moment."""
@@ -678,7 +680,8 @@ class Host:
         kill_marked(self.run_id, deadline, spare={os.getpid(), self._reaper.pid})
         registry.remove_folders(self.run_id)
         registry.release(self.run_id)
-        self._reaper.dismiss()
+        if self._cluster is None or self._cluster_up:
+            self._reaper.dismiss()  # else a thread still starts nodes: the reaper removes what it makes, once this process is gone
 
 
 async def _all_up(up: dict[RoleKind, list[asyncio.Task[None]]], kinds: tuple[RoleKind, ...]) -> None:
