@@ -128,6 +128,112 @@ class RestartDecided(_Event, tag="restart_decided"):
     incarnation: int
     """The one that failed."""
     reason: str
+    mode: str = "isolated"
+    """isolated, or full: every role process is ended and started anew (one such event for each)."""
+    standby: str = ""
+    """Name of the warm standby that takes the role over; empty: a cold start."""
+
+
+class RecoverySettings(_Event, tag="recovery_settings"):
+    """In force from this entry on. The first one of a log says what the run began with."""
+
+    mode: str
+    """observe (verdicts only), isolated, or full."""
+    standbys: str
+    """warm or cold."""
+
+
+class SnapshotCopied(_Event, tag="snapshot_copied"):
+    """A second copy of a committed optimizer step's state is complete and checked."""
+
+    step: int
+    source: str
+    holder: str
+    """The peer state_keeper, or ``disk``."""
+    digest: str
+    bytes: int
+    seconds: float
+
+
+class SnapshotRestored(_Event, tag="snapshot_restored"):
+    """A role's new life runs on this committed state."""
+
+    role: str
+    incarnation: int
+    step: int
+    source: str
+    """local (its node's keeper), peer, or disk."""
+    digest: str
+    seconds: float
+
+
+class SnapshotRefused(_Event, tag="snapshot_refused"):
+    """A copy failed its check while a role was being restored; the next one in the order local, peer, disk is tried."""
+
+    role: str
+    incarnation: int
+    step: int
+    source: str
+    reason: str
+
+
+class RolledBack(_Event, tag="rolled_back"):
+    """State newer than what could be restored is gone: steps above ``to`` are done again. Version numbers go on upward."""
+
+    old: int
+    to: int
+    reason: str
+
+
+class TokensJournalled(_Event, tag="tokens_journalled"):
+    """At 1 Hz and at a role's last flush: what the request_manager holds of one life of a rollout."""
+
+    role: str
+    incarnation: int
+    tokens: int
+    """Generated tokens that the journal has received from this life so far."""
+
+
+class FaultPlanned(_Event, tag="fault_planned"):
+    """A fault, or a benign disturbance, that somebody ordered."""
+
+    fault: int
+    """From 1, in the order of planning."""
+    kind: str
+    target: str
+    """What was asked for, e.g. ``trainer-0`` or ``a rollout``."""
+    when: str
+    """Human words, e.g. ``now``, ``at step 5``, ``in phase train``."""
+    benign: bool
+    options: dict[str, Any]
+    schedule: str = ""
+    hidden: bool = False
+    by: str = ""
+    """Who ordered it, where several can."""
+
+
+class FaultInjected(_Event, tag="fault_injected"):
+    """It was done, and this is what it really hit. Several for one fault that hits several roles."""
+
+    fault: int
+    role: str
+    incarnation: int
+    node: str
+    pid: int
+    phase: str
+    """Of the target, read from its status page at the moment of injection."""
+    step: int
+    proof: dict[str, Any]
+    """What shows that it took effect, e.g. {"signal": "SIGKILL", "process": "gone"} or {"process": "T"}."""
+
+
+class FaultEnded(_Event, tag="fault_ended"):
+    """No more will come of it: undone (a time-limited one is over, or aborted), refused, or its target vanished before it fired."""
+
+    fault: int
+    outcome: str
+    """over, aborted, refused, vanished, or not_fired (ordered, yet without the effect: this fails the audit)."""
+    reason: str
 
 
 class VersionAnnounced(_Event, tag="version_announced"):
@@ -418,6 +524,15 @@ Event = Union[
     ClockGap,
     ThresholdsChanged,
     Verdict,
+    RecoverySettings,
+    SnapshotCopied,
+    SnapshotRestored,
+    SnapshotRefused,
+    RolledBack,
+    TokensJournalled,
+    FaultPlanned,
+    FaultInjected,
+    FaultEnded,
 ]
 
 
