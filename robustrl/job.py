@@ -21,12 +21,13 @@ import msgspec
 
 from .config import JobConfig
 from .core import events as ev
+from .core.accounting import Account, account
 from .core.run_state import RoleView, RunState
 from .core.thresholds import Thresholds
 from .errors import ConfigError, HostGone, JobFailed, RobustRLError, WaitTimeout
 from .runtime import processes, wire
 from .runtime.registry import JobEntry
-from .tables import Events, Table, trajectories
+from .tables import Events, RecoveryTable, Table, recoveries, trajectories
 
 T = TypeVar("T")
 _POLL = 0.1
@@ -104,6 +105,17 @@ class Job:
         self._check_started()
         with self._changed:
             return Table(msgspec.structs.asdict(done) for done in self._state.evaluations)
+
+    @property
+    def recoveries(self) -> RecoveryTable:
+        """A row per recovery: whose, why, how long each stage took and what it cost."""
+        self._check_started()
+        return recoveries(self.events)
+
+    def ettr(self) -> Account:
+        """Effective training time ratios so far, and what went into them."""
+        self._check_started()
+        return account(self.events)
 
     @property
     def thresholds(self) -> LiveThresholds:

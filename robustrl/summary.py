@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from .core import events as ev
+from .core.accounting import account
 from .core.run_state import RunState
 
 
@@ -32,6 +33,7 @@ def summary_of(entries: list[ev.Entry]) -> dict[str, Any]:
     gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
     roles = {role: {"pid": view.pid, "node": view.node, "state": str(view.state), "incarnation": view.incarnation}
              for role, view in state.roles.items()}
+    costs = account(entries)
     balance = msgspec.to_builtins(state.ledger.balance())
     return {
         "run": state.run, "name": state.name, "status": state.status, "reason": state.reason,
@@ -46,4 +48,6 @@ def summary_of(entries: list[ev.Entry]) -> dict[str, Any]:
         "seconds_to_first_step": state.seconds_to_first_step,
         "wall_seconds": round(state.t - state.t0, 3),
         "trajectories": balance, "warnings": len(state.warnings),
+        "ettr": {"strict": costs.ettr_strict, "paper": costs.ettr_paper, "faults": costs.faults, "recoveries": costs.recoveries,
+                 "recovered": costs.recovered, "lost_seconds": round(costs.lost, 3), "redone_seconds": round(costs.redone, 3)},
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import msgspec
@@ -83,6 +83,39 @@ def trajectories(entries: Iterable[ev.Entry]) -> Table:
                 for number in ids:
                     rows[number]["end"] = f"dropped: {reason}"
     return Table(rows.values())
+
+
+class RecoveryTable(Table):
+    """A row per recovery, in the order in which the failures were noticed; see `recoveries`."""
+
+    def __repr__(self) -> str:
+        from .timeline import recovery_text
+
+        return recovery_text(self)
+
+    def _repr_html_(self) -> str:
+        from .timeline import recovery_html
+
+        return recovery_html(self)
+
+
+def recoveries(entries: Sequence[ev.Entry]) -> RecoveryTable:
+    """A row per recovery: number, role, incarnation (the life that failed), rule, cause, faults (numbers), mode, standby, attempts, step,
+    node, roles (all that were restarted), ``at`` (seconds from the start of the run to the onset), onset_by, detect, restart, reconnect,
+    total (seconds), outcome, and what it cost: lost and redone (seconds of training, see core/accounting.py), journalled_tokens,
+    lost_tokens, regenerated_tokens, moved (trajectories), tokens_meanwhile.
+    """
+    from .core.accounting import costs
+    from .core.recoveries import STAGES, recoveries_of
+
+    begin = entries[0].t if entries else 0.0
+    table = RecoveryTable()
+    for found, cost in zip(recoveries_of(entries), costs(entries), strict=True):
+        plain = ("number", "role", "incarnation", "rule", "cause", "mode", "standby", "attempts", "step", "node", "outcome", "onset_by")
+        row = {name: getattr(found, name) for name in plain} | {"at": found.onset - begin}
+        row |= {stage: getattr(found, stage) for stage in STAGES} | {"roles": list(found.roles), "faults": list(found.faults)}
+        table.append(row | {name: value for name, value in msgspec.structs.asdict(cost).items() if name != "number"})
+    return table
 
 
 def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:

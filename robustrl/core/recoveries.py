@@ -1,0 +1,365 @@
+"""Which recoveries a run's log shows, and how long each stage of each took. Pure: entries in, records out; times are the log's own.
+
+A recovery begins with the failure of one life of a role and ends when all that was restarted for it is back:
+
+    onset --detect--> first word of the failure --restart--> the new process is ready --reconnect--> back
+
+*Onset* is the injection where the log has it, else the last sign of life. *Back* is healthy: a rollout has then committed a checked
+version, a trainer has been restored and has met its peers. A trainer that has something to train is back when it trains. What dies again on
+its way belongs to the same recovery, as another attempt; so do ranks that fail together, and all roles of a full restart.
+Leaves out: what an outage cost (accounting.py), and whether the recovery was the right one (audit).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from . import events as ev
+from .roles import Phase, RoleId, RoleKind
+
+INJECTION, LAST_SIGN, DECISION = "injection", "last sign of life", "decision"
+STAGES = "detect", "restart", "reconnect", "total"
+RECOVERED, OPEN, UNFINISHED = "recovered", "open", "unfinished"
+_TRAINS = (Phase.TRAIN, Phase.ADVANTAGE, Phase.OPTIMIZER)
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """One recovery. Times are host seconds as ``Entry.t``, durations seconds; None: not (yet)."""
+
+    number: int
+    """From 1, in the order in which failures were noticed."""
+    role: str
+    """Whose failure began it."""
+    incarnation: int
+    """The life that failed."""
+    roles: tuple[str, ...]
+    """All that were restarted for it, ``role`` first."""
+    node: str
+    cause: str
+    rule: str
+    """Of the verdict; empty: there was none, e.g. for a restart that somebody asked for."""
+    faults: tuple[int, ...]
+    """Numbers of the injected faults that hit a life of it."""
+    mode: str
+    """isolated, full, or empty while nothing is decided."""
+    standby: str
+    step: int
+    """Last committed optimizer step at the onset."""
+    onset: float
+    onset_by: str
+    """What the onset is taken from: the injection, the last sign of life, or the decision of a restart that no failure led to."""
+    detected: float
+    decided: float | None
+    ready: float | None
+    back: float | None
+    lives: tuple[tuple[str, int, int], ...]
+    """Of each of ``roles``: the life that it began with, and how many new lives were started."""
+    outcome: str
+    """recovered, open, or unfinished: the run ended before."""
+
+    @property
+    def attempts(self) -> int:
+        """Restarts that it took."""
+        return max(tries for _, _, tries in self.lives)
+
+    @property
+    def detect(self) -> float:
+        return self.detected - self.onset
+
+    @property
+    def restart(self) -> float | None:
+        return None if self.ready is None else self.ready - self.detected
+
+    @property
+    def reconnect(self) -> float | None:
+        return None if self.back is None or self.ready is None else self.back - self.ready
+
+    @property
+    def total(self) -> float | None:
+        return None if self.back is None else self.back - self.onset
+
+
+@dataclass
+class _Life:
+    incarnation: int
+    node: str
+    seen: float
+    """Host time of its last sign of life."""
+    ended_well: bool = False
+
+
+@dataclass
+class _Member:
+    """One role that a recovery brings back."""
+
+    kind: RoleKind
+    first: int
+    """The life that is replaced."""
+    life: int = 0
+    """The new one, 0 until it has started."""
+    tries: int = 0
+    ready: float | None = None
+    healthy: float | None = None
+    back: float | None = None
+
+    def lost(self) -> None:
+        self.life, self.ready, self.healthy, self.back = 0, None, None, None
+
+
+@dataclass
+class _Open:
+    number: int
+    role: str
+    incarnation: int
+    node: str
+    step: int
+    onset: float
+    onset_by: str
+    detected: float
+    cause: str = ""
+    rule: str = ""
+    mode: str = ""
+    standby: str = ""
+    decided: float | None = None
+    faults: list[int] = field(default_factory=list)
+    members: dict[str, _Member] = field(default_factory=dict)
+    back: float | None = None
+    over: bool = False
+
+    def record(self) -> Recovery:
+        ready = [member.ready for member in self.members.values()]
+        done = None if None in ready else max([self.detected, *(t for t in ready if t is not None)])
+        back = None if self.back is None or done is None else max(self.back, done)
+        return Recovery(
+            number=self.number,
+            role=self.role,
+            incarnation=self.incarnation,
+            roles=tuple(self.members),
+            lives=tuple((role, member.first, member.tries) for role, member in self.members.items()),
+            node=self.node,
+            cause=self.cause,
+            rule=self.rule,
+            faults=tuple(self.faults),
+            mode=self.mode,
+            standby=self.standby,
+            step=self.step,
+            onset=self.onset,
+            onset_by=self.onset_by,
+            detected=self.detected,
+            decided=self.decided,
+            ready=done,
+            back=back,
+            outcome=RECOVERED if back is not None else UNFINISHED if self.over else OPEN,
+        )
+
+
+class Recoveries:
+    """Feed it the entries of a log, in order; ``all()`` gives the recoveries so far."""
+
+    def __init__(self) -> None:
+        self._all: list[_Open] = []
+        self._of: dict[str, _Open] = {}
+        """Role -> the recovery under way that brings it back."""
+        self._full: _Open | None = None
+        self._lives: dict[str, _Life] = {}
+        self._injected: dict[tuple[str, int], list[tuple[float, int]]] = {}
+        self._batch_of: dict[int, int] = {}
+        """Trajectory that is not complete -> its batch."""
+        self._rest: Counter[int] = Counter()
+        """Batch -> how many those are."""
+        self._step = 0
+        self._paused = self._over = False
+
+    def all(self) -> list[Recovery]:
+        return [recovery.record() for recovery in self._all]
+
+    def feed(self, entry: ev.Entry) -> None:
+        t = entry.t
+        match entry.event:  # in order of frequency
+            case ev.RoleSample() as event:
+                self._sample(t, event)
+            case ev.TrajectoriesStarted(batch=batch, ids=ids):
+                self._batch_of.update(dict.fromkeys(ids, batch))
+                self._rest[batch] += len(ids)
+            case ev.TrajectoriesFinished(ids=ids) | ev.TrajectoriesDropped(ids=ids):
+                self._rest.subtract(self._batch_of.pop(i) for i in ids if i in self._batch_of)
+            case ev.OptimizerStepCommitted(step=step):
+                self._step = step
+            case ev.RolledBack(to=step):
+                self._step = step
+            case ev.RoleStarted() as event:
+                self._start(t, event)
+            case ev.RoleReady(role=role, incarnation=incarnation):
+                if member := self._new_life(role, incarnation):
+                    member.ready = member.ready or t
+            case ev.SnapshotRestored(role=role, incarnation=incarnation, seconds=seconds):
+                if member := self._new_life(role, incarnation):
+                    member.ready = t - seconds  # from here on it takes up its state
+            case ev.RoleStateChanged(role=role, incarnation=incarnation, new=new):
+                self._change(t, role, incarnation, new, entry.event.reason)
+            case ev.ErrorRaised(role=role, incarnation=incarnation, error=error, text=text):
+                self._fail(t, role, incarnation, f"{error}: {text}")
+            case ev.ProcessExited(role=role, incarnation=incarnation, cause=cause):
+                self._fail(t, role, incarnation, f"its process ended ({cause})")
+            case ev.NodeLost(node=node, reason=reason):
+                for role, life in list(self._lives.items()):
+                    if life.node == node:
+                        self._fail(t, role, life.incarnation, f"{node} was lost: {reason}")
+            case ev.Verdict(kind="failed") as event:
+                self._fail(t, event.role, event.incarnation, f"rule {event.rule}", event)
+            case ev.RestartDecided() as event:
+                self._decide(t, event)
+            case ev.FaultInjected(role=role, incarnation=incarnation, fault=fault):
+                self._inject(t, role, incarnation, fault)
+            case ev.Paused():
+                self._paused = True
+            case ev.Resumed():
+                self._paused = False
+            case ev.EndDecided() | ev.RunEnded() if not self._over:
+                self._end()
+
+    # -- what failed ---
+
+    def _fail(self, t: float, role: str, incarnation: int, cause: str, verdict: ev.Verdict | None = None) -> None:
+        life = self._lives.get(role)
+        if self._over or life is None or life.incarnation != incarnation or life.ended_well:
+            return
+        recovery = self._of.get(role) or self._together(role)
+        if recovery is None:
+            recovery = self._open(t, role, life, cause)
+        elif role not in recovery.members:
+            self._join(recovery, role, incarnation)
+        elif (member := recovery.members[role]).life == incarnation:
+            member.lost()
+            return
+        if (role, incarnation) == (recovery.role, recovery.incarnation):
+            recovery.cause = recovery.cause or cause
+            if verdict and not recovery.rule and recovery.onset_by != DECISION:
+                recovery.rule = verdict.rule
+                if recovery.onset_by == LAST_SIGN:
+                    recovery.onset = min(verdict.onset, recovery.detected)
+
+    def _open(self, t: float, role: str, life: _Life, cause: str, onset_by: str = LAST_SIGN) -> _Open:
+        onset = t if onset_by == DECISION else min(life.seen, t)
+        recovery = _Open(len(self._all) + 1, role, life.incarnation, life.node, self._step, onset, onset_by, t, cause)
+        self._all.append(recovery)
+        self._join(recovery, role, life.incarnation)
+        for injected, fault in self._injected.get((role, life.incarnation), ()):
+            self._blame(recovery, injected, fault)
+        return recovery
+
+    def _join(self, recovery: _Open, role: str, incarnation: int) -> None:
+        recovery.members[role] = _Member(RoleId.parse(role).kind, incarnation)
+        self._of[role] = recovery
+
+    def _together(self, role: str) -> _Open | None:
+        """The recovery of another trainer rank that this one belongs to."""
+        if RoleId.parse(role).kind is not RoleKind.TRAINER:
+            return None
+        return next((self._of[other] for other in self._of if RoleId.parse(other).kind is RoleKind.TRAINER), None)
+
+    def _inject(self, t: float, role: str, incarnation: int, fault: int) -> None:
+        """The word of it may come after that of its effect."""
+        self._injected.setdefault((role, incarnation), []).append((t, fault))
+        if recovery := self._of.get(role):
+            self._blame(recovery, t, fault)
+
+    def _blame(self, recovery: _Open, t: float, fault: int) -> None:
+        if recovery.onset_by == LAST_SIGN:
+            recovery.onset, recovery.onset_by = min(t, recovery.detected), INJECTION
+        if fault not in recovery.faults:
+            recovery.faults.append(fault)
+
+    # -- what was done about it ---
+
+    def _decide(self, t: float, event: ev.RestartDecided) -> None:
+        life = self._lives.get(event.role)
+        if self._over or life is None or life.incarnation != event.incarnation:
+            return
+        recovery = self._of.get(event.role)
+        if recovery is None and event.mode == "full":
+            if self._full is None or self._full.back is not None:
+                self._full = next((found for found in self._all if found.back is None and found.mode in ("", "full")), None)
+            recovery = self._full
+            if recovery is not None:
+                self._join(recovery, event.role, event.incarnation)
+        if recovery is None:
+            recovery = self._open(t, event.role, life, event.reason, DECISION)
+        if recovery.members[event.role].life == event.incarnation:
+            recovery.members[event.role].lost()
+        if event.mode == "full" and recovery.mode != "full":
+            self._full = recovery
+        recovery.mode, recovery.decided = event.mode, t if recovery.decided is None else recovery.decided
+        recovery.standby = event.standby if event.role == recovery.role else recovery.standby
+
+    def _start(self, t: float, event: ev.RoleStarted) -> None:
+        before = self._lives.get(event.role)
+        self._lives[event.role] = _Life(event.incarnation, event.node, t)
+        if before is None:
+            return
+        if event.role not in self._of and (together := self._together(event.role)):
+            self._join(together, event.role, before.incarnation)
+        if recovery := self._of.get(event.role):
+            member = recovery.members[event.role]
+            member.life, member.tries = event.incarnation, member.tries + 1
+
+    def _new_life(self, role: str, incarnation: int) -> _Member | None:
+        recovery = self._of.get(role)
+        member = recovery.members[role] if recovery else None
+        return member if member and member.life == incarnation else None
+
+    # -- who is back ---
+
+    def _change(self, t: float, role: str, incarnation: int, new: str, reason: str) -> None:
+        life = self._lives.get(role)
+        if new == "failed":
+            self._fail(t, role, incarnation, reason)
+        elif new in ("stopped", "retired") and life is not None and life.incarnation == incarnation:
+            life.ended_well = True
+        elif new == "healthy" and (member := self._new_life(role, incarnation)):
+            member.healthy = t
+            if member.kind is not RoleKind.TRAINER or not self._something_to_train():
+                member.back = max(t, member.back or t)
+            elif member.back is not None:
+                member.back = max(t, member.back)
+            self._look(role)
+
+    def _something_to_train(self) -> bool:
+        due = self._step + 1
+        return not self._paused and due in self._rest and not self._rest[due]
+
+    def _sample(self, t: float, event: ev.RoleSample) -> None:
+        life = self._lives.get(event.role)
+        if life is None or life.incarnation != event.incarnation:
+            return
+        life.seen = t
+        if event.phase in _TRAINS and (member := self._new_life(event.role, event.incarnation)) and member.back is None:
+            member.back = max(t - event.phase_age, member.ready or 0.0, member.healthy or 0.0)
+            self._look(event.role)
+
+    def _look(self, role: str) -> None:
+        """Whether the recovery that brings this role back is complete."""
+        recovery = self._of[role]
+        if all(member.healthy is not None and member.back is not None for member in recovery.members.values()):
+            recovery.back = max(member.back or 0.0 for member in recovery.members.values())
+            for each in recovery.members:
+                del self._of[each]
+
+    def _end(self) -> None:
+        self._over = True
+        for recovery in {id(found): found for found in self._of.values()}.values():
+            recovery.over = True
+            if all(member.healthy is not None for member in recovery.members.values()):
+                recovery.back = max(member.back or member.healthy or 0.0 for member in recovery.members.values())
+
+
+def recoveries_of(entries: Iterable[ev.Entry]) -> list[Recovery]:
+    """In the order in which the failures were noticed."""
+    found = Recoveries()
+    for entry in entries:
+        found.feed(entry)
+    return found.all()
