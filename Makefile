@@ -9,6 +9,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := $(BIN)/python -m pytest --durations=15
+# -e ends a recipe at the first command that fails, but not at one before an &&
 timed = @start=$$SECONDS; echo "== $(1)"; $(2); echo "== $(1): $$((SECONDS - start)) s"
 
 .PHONY: help setup demo test lint unit live browser soak chromium lab bench clean
@@ -42,11 +43,11 @@ demo: $(STAMP)
 	@$(BIN)/robustrl demo
 
 test: $(STAMP)
-	@start=$$SECONDS; $(MAKE) --no-print-directory lint && $(MAKE) --no-print-directory unit && $(MAKE) --no-print-directory live && \
-	$(MAKE) --no-print-directory browser; echo "== make test: $$((SECONDS - start)) s"
+	@start=$$SECONDS; for part in lint unit live browser; do $(MAKE) --no-print-directory $$part; done; \
+	echo "== make test: $$((SECONDS - start)) s"
 
 lint: $(STAMP)
-	$(call timed,lint,$(BIN)/ruff check . && $(BIN)/mypy)
+	$(call timed,lint,$(BIN)/ruff check .; $(BIN)/mypy)
 
 unit: $(STAMP)
 	$(call timed,unit tests,$(PYTEST) -n 2 --dist worksteal tests/unit)

@@ -74,7 +74,8 @@ class Lifecycle:
         self._were_healthy: set[str] = set()
         self._budget = 0
         self._steps = -1
-        self._committed = -1
+        self._measured = -1
+        """The last step whose metrics are known: the task runner has then finished it."""
         self._evaluated = -1
         self._final_evaluation = True
         self._failure: ev.EndDecided | None = None
@@ -128,8 +129,8 @@ class Lifecycle:
                     f"(allowed: {limit:.2g})"
                 )
                 self._failure = self._failure or ev.EndDecided(status=FAILED, reason=text)
-            case ev.OptimizerStepCommitted(step=step):
-                self._committed = step
+            case ev.StepMetrics(step=step):
+                self._measured = step
             case ev.EvaluationDone(version=version):
                 self._evaluated = version
             case ev.EndDecided() | ev.RunEnded():
@@ -159,7 +160,7 @@ class Lifecycle:
                     self._replace(facts)  # now, too: another rank may have died in the same moment
                 elif end is None:
                     end = ev.EndDecided(status=FAILED, reason=f"{_death(role, facts)}\n{why}")
-        if end is None and 0 <= self._steps <= self._committed and (not self._final_evaluation or self._evaluated >= self._steps):
+        if end is None and 0 <= self._steps <= self._measured and (not self._final_evaluation or self._evaluated >= self._steps):
             end = ev.EndDecided(status=DONE, reason=f"all {self._steps} optimizer steps are committed")
         return [*due, end] if end else due
 

@@ -66,6 +66,9 @@ class Log:
             )
         )
 
+    def measured(self, step: int) -> list[ev.Event]:
+        return self.add(ev.StepMetrics(step=step, values={}, phase_seconds={}))
+
     def evaluated(self, version: int) -> list[ev.Event]:
         return self.add(ev.EvaluationDone(version=version, prompts=8, accuracy=0.5, samples=[]))
 
@@ -182,14 +185,16 @@ def test_a_lost_node_takes_its_state_with_it_but_a_rollout_can_go_elsewhere() ->
 
 def test_done_needs_every_step_and_the_last_evaluation() -> None:
     log = Log(steps=2)
-    assert log.evaluated(0) == [] and log.step(1) == [] and log.step(2) == []
+    assert log.evaluated(0) == [] and log.step(1) == [] and log.step(2) == [] and log.measured(2) == []
     [end] = log.evaluated(2)
     assert end.status == "done"
 
 
-def test_done_without_evaluations_needs_only_the_steps() -> None:
+def test_done_without_evaluations_needs_the_last_step_and_its_metrics() -> None:
+    """The task runner's last word on a step comes after the keeper's: a job that ended between them would lack it."""
     log = Log(steps=1, evaluation_prompts=0)
-    [end] = log.step(1)
+    assert log.step(1) == []
+    [end] = log.measured(1)
     assert end.status == "done"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -156,6 +157,24 @@ def test_make_stops_at_a_cuda_build_of_torch(tmp_path: Path, cuda: bool, code: i
     assert result.returncode == code, result.stderr
     assert ("CUDA build of torch" in result.stderr) == cuda
     assert (tmp_path / ".venv" / ".installed").exists() != cuda
+
+
+@pytest.mark.parametrize("bad", ["", "ruff", "mypy", "tests/unit", "tests/live", "tests/browser"])
+def test_make_test_fails_when_any_part_of_it_does(tmp_path: Path, bad: str) -> None:
+    for name in ("Makefile", "requirements-cpu.lock", "pyproject.toml"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    (tmp_path / "tests" / "browser").mkdir(parents=True)
+    (tmp_path / "tests" / "browser" / "test_it.py").touch()
+    tools = tmp_path / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    for name in ("python", "ruff", "mypy", "chromium"):
+        (tools / name).write_text('#!/bin/sh\ncase "$0 $*" in *"$BAD") [ -z "$BAD" ];; esac\n')
+        (tools / name).chmod(0o755)
+    (tools.parent / ".installed").touch()
+    what = f"bin/{bad} check ." if bad == "ruff" else f"bin/{bad} " if bad == "mypy" else bad
+    environment = {**os.environ, "BAD": what, "PATH": f"{tools}:{os.environ['PATH']}"}
+    result = subprocess.run(["make", "test"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (result.returncode == 0) == (bad == ""), result.stdout + result.stderr
 
 
 def test_entry_points_exist() -> None:
