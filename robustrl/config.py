@@ -73,6 +73,11 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     samples_per_prompt: int = 8
     staleness: int = 1
     """How many optimizer steps a token's version may lag behind the newest when its batch is trained; 0: on-policy."""
+    version_switch: Literal["continue", "drop"] = "continue"
+    """What becomes of a trajectory whose rollout died when no other rollout has the version of its last token any more: it goes on with a
+    newer one (each token has the version and the log-probability that its importance weight needs), or it is dropped and counted."""
+    checkpoint_every: int = 1
+    """Optimizer steps between checkpoints on disk, the newest one as soon as the one before is written; 0: none."""
     rollouts: int = 2
     trainer_ranks: int = 1
     agent_workers: int = 2
@@ -125,7 +130,7 @@ _LEAST_NODES = {"lab": 3, "class": 1}
 
 _AT_LEAST: dict[str, float] = {
     "steps": 1, "seed": 0, "prompts_per_step": 1, "samples_per_prompt": 2, "staleness": 0, "rollouts": 1, "trainer_ranks": 1,
-    "agent_workers": 1, "restarts": 0, "evaluation_prompts": 0, "evaluation_every": 0, "rollout_concurrency": 1, "max_model_len": 2,
+    "agent_workers": 1, "restarts": 0, "checkpoint_every": 0, "evaluation_prompts": 0, "evaluation_every": 0, "rollout_concurrency": 1, "max_model_len": 2,
     "object_store_mb": 75,
     "grpo.warmup_steps": 0, "grpo.importance_cap": 1, "grpo.kl_coefficient": 0, "grpo.weight_decay": 0, "grpo.micro_batch": 1,
     "sampling.max_tokens": 1,
@@ -135,6 +140,7 @@ _ABOVE_ZERO = ("probe_limit", "grpo.learning_rate", "grpo.clip", "grpo.max_grad_
 _AT_MOST: dict[str, float] = {
     "steps": 10**9, "seed": 2**63 - 1, "prompts_per_step": 10**6, "samples_per_prompt": 10**6, "staleness": 10**6, "rollouts": 10**4,
     "trainer_ranks": 10**4, "agent_workers": 10**4, "restarts": 10**6, "evaluation_prompts": 10**6, "evaluation_every": 10**9,
+    "checkpoint_every": 10**9,
     "rollout_concurrency": 10**6, "max_model_len": 10**9, "grpo.micro_batch": 10**9,
     "sampling.top_p": 1, "grpo.clip": 1,
     **{f"deadlines.{field}": 10**7 for field in Deadlines.__struct_fields__},

@@ -1,8 +1,13 @@
-"""An agent worker: runs tools and reward functions, each call in a thread, so that a slow tool delays nobody else."""
+"""An agent worker: runs tools and reward functions, each call in a thread, so that a slow tool delays nobody else.
+
+A tool runs once for a turn, whoever asks: a rollout manager in a later life gets the answer that the one before was waiting for.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from collections import OrderedDict
 
 import msgspec
 
@@ -14,10 +19,14 @@ from ..rl.tasks import make_task
 from ..rl.trajectory import Trajectory
 from .role import Role
 
+_ANSWERS = 4096
+"""Turns whose answers are remembered."""
+
 
 class AgentWorker(Role):
     async def on_open(self) -> None:
         self._running = self._done = 0
+        self._answers: OrderedDict[bytes, asyncio.Task[list[int] | None]] = OrderedDict()
         await asyncio.to_thread(self._load)
 
     def _load(self) -> None:
@@ -30,7 +39,12 @@ class AgentWorker(Role):
 
     async def tool(self, body: bytes) -> list[int] | None:
         """Tokens that the environment answers with, or None when the trajectory is over."""
-        return await self._busy(self._run_tool, body)
+        turn = hashlib.blake2b(body, digest_size=16).digest()
+        if (answer := self._answers.get(turn)) is None or (answer.done() and answer.exception()):
+            answer = self._answers[turn] = asyncio.create_task(self._busy(self._run_tool, body))
+            while len(self._answers) > _ANSWERS and next(iter(self._answers.values())).done():
+                self._answers.popitem(last=False)
+        return await asyncio.shield(answer)
 
     async def score(self, bodies: list[bytes]) -> tuple[list[bytes], dict[int, str]]:
         """The trajectories with text and reward, and the reason for each that has none. Raises RewardError where the policy is to stop."""

@@ -4,6 +4,9 @@ The engine loop is one thread that owns the engine. Everything else reaches it a
 answer of a tool, a pulled version. A commit loads the pulled weights, scores the probe prompt, and only then lets tokens of the new version
 leave; a version that fails the check is refused, its tokens are discarded and the old weights are loaded again. Every token is recorded
 with the version that made it.
+
+The journal hears of unfinished trajectories while they grow: one blob for all of them, at the latest after 32 new tokens of any or 0.25 s,
+and at each tool turn. The asyncio loop makes and sends it; the engine thread only says how far each trajectory is.
 """
 
 from __future__ import annotations
@@ -22,13 +25,17 @@ from ..core import events as ev
 from ..core.roles import Phase
 from ..core.weights import Ask, Lease
 from ..engines.base import Delta, Engine, Request, make_engine
+from ..errors import PeerDied, WaitTimeout
 from ..rl.models import resolve_model
 from ..rl.tasks import make_task
-from ..rl.trajectory import Trajectory
+from ..rl.trajectory import IN_TOOL, Trajectory, part_of
 from .role import Role
 
 if TYPE_CHECKING:
     from ..transport.puller import Pulled
+
+_FLUSH_TOKENS, _FLUSH_SECONDS = 24, 0.2
+"""After how many engine steps, and how long after the flush before, the next one is made: the call to the journal takes its time too."""
 
 
 class Rollout(Role):
@@ -43,6 +50,14 @@ class Rollout(Role):
         self._pulled: Pulled | None = None
         self._target_changed = asyncio.Condition()
         self._supervisor = await self.peer("supervisor")
+        self._journal = await self.peer("request_manager")
+        self._grown: dict[int, tuple[int, int, str]] = {}
+        """Written by the engine thread: how many tokens and tool turns each trajectory has, and its state (see rl/trajectory.py)."""
+        self._growing: dict[int, Trajectory] = {}
+        """The trajectories of `_grown`. One that has ended is forgotten once the journal has all of it."""
+        self._flushed: dict[int, tuple[int, str]] = {}
+        """Tokens and state that the journal knows of each."""
+        self._flush_due = asyncio.Event()
         started: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run_engine, args=(started,), name="engine", daemon=True)
         self._thread.start()
@@ -50,12 +65,15 @@ class Rollout(Role):
         self.stop_stamping()
         self._open_plane()
         self.spawn(self._follow_versions())
+        self.spawn(self._keep_journal())
         await self.sync(0)
 
     # -- calls ---
 
     async def submit(self, bodies: list[bytes]) -> None:
+        """Trajectories to generate: from their prompts, or on from the tokens that they have."""
         trajectories = [msgspec.msgpack.decode(body, type=Trajectory) for body in bodies]
+        self._flushed.update({t.id: (len(t.tokens), "") for t in trajectories if t.id > 0})
         self._commands.put(lambda: self._begin(trajectories))
 
     async def resume(self, trajectory: int, tokens: list[int] | None) -> None:
@@ -115,6 +133,45 @@ class Rollout(Role):
         async with self._target_changed:
             self._target = max(self._target, version)
             self._target_changed.notify_all()
+
+    # -- the journal ---
+
+    async def _keep_journal(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._flush_due.wait(), _FLUSH_SECONDS)
+            except TimeoutError:
+                pass
+            self._flush_due.clear()
+            try:
+                await self._flush()
+            except (PeerDied, WaitTimeout) as error:
+                self.log.warning("what was generated is not journalled: %s", error)
+
+    async def _flush(self) -> None:
+        """What all trajectories gained since the last time, in one blob. Asked to, it sends one again from its start."""
+        parts = []
+        for number, (end, turns, state) in self._grown.copy().items():
+            sent, told = self._flushed.get(number, (0, ""))
+            if (trajectory := self._growing.get(number)) and (end > sent or state != told):
+                parts.append(part_of(trajectory, sent, end, turns, state))
+        if not parts:
+            return
+        body = msgspec.msgpack.encode(parts)
+        again = await self._journal.call("grown", self.spec.role, self.spec.incarnation, body, deadline=self.deadlines.call, again=True)
+        if again is None:
+            self.die(PeerDied(f"{self.spec.role} incarnation {self.spec.incarnation} was replaced: others go on with its trajectories"))
+            return
+        for part in parts:
+            self._flushed[part.id] = part.end, part.state
+            if part.id in again:
+                self._flushed[part.id] = 0, ""
+            elif part.state not in ("", IN_TOOL):
+                self._forget(part.id)
+
+    def _forget(self, number: int) -> None:
+        for known in (self._grown, self._growing, self._flushed):
+            known.pop(number, None)
 
     # -- the weight plane ---
 
@@ -204,7 +261,7 @@ class Rollout(Role):
             self._live: dict[int, Trajectory] = {}
             self._in_tool: dict[int, Trajectory] = {}
             self._budget = self.config.sampling.max_tokens or task.max_tokens
-            self._generated = 0
+            self._generated = self._since_flush = 0
             self._loop.call_soon_threadsafe(started.set_result, None)
             while True:
                 self._turn()
@@ -228,14 +285,28 @@ class Rollout(Role):
             deltas = self._engine.step()
             self.page.phase = Phase.DECODE if self._engine.decoded else Phase.PREFILL
             self._take(deltas)
+            self._since_flush += 1
+            if self._since_flush >= _FLUSH_TOKENS:
+                self._call_flush()
             if self._pace:
                 time.sleep(max(0.0, self._pace - (time.monotonic() - began)))
         self.page.update(progress=self._generated, pending=len(self._live) + len(self._in_tool))
+
+    def _call_flush(self) -> None:
+        self._since_flush = 0
+        self._loop.call_soon_threadsafe(self._flush_due.set)
 
     def _begin(self, trajectories: list[Trajectory]) -> None:
         for trajectory in trajectories:
             self._live[trajectory.id] = trajectory
             self._engine.add(self._request(trajectory))
+            self._note(trajectory, "")
+
+    def _note(self, trajectory: Trajectory, state: str) -> None:
+        """For the flush: all of the trajectory that it may read. Evaluations are no part of the journal."""
+        if trajectory.id > 0:
+            self._growing[trajectory.id] = trajectory
+            self._grown[trajectory.id] = len(trajectory.tokens), trajectory.tool_turns, state
 
     def _request(self, trajectory: Trajectory) -> Request:
         """What is left to generate, from the prompt and the tokens so far."""
@@ -255,31 +326,26 @@ class Rollout(Role):
     def _take(self, deltas: list[Delta]) -> None:
         for delta in deltas:
             trajectory = self._live[int(delta.id)]
-            count = len(delta.tokens)
-            trajectory.tokens += delta.tokens
-            trajectory.logprobs += delta.logprobs
-            trajectory.mask += [1] * count
-            self._stamp_version(trajectory, count)
-            self._generated += count
+            trajectory.generated(delta.tokens, delta.logprobs, self._version)
+            self._generated += len(delta.tokens)
             if delta.finished:
                 del self._live[trajectory.id]
                 self._end_turn(trajectory, delta.finished)
-
-    def _stamp_version(self, trajectory: Trajectory, count: int) -> None:
-        runs = trajectory.versions
-        if not count:
-            return
-        if runs and runs[-1][0] == self._version:
-            runs[-1] = (self._version, runs[-1][1] + count)
-        else:
-            runs.append((self._version, count))
+            else:
+                self._note(trajectory, "")
 
     def _end_turn(self, trajectory: Trajectory, finished: str) -> None:
         if finished == "stop" and sum(trajectory.mask) < self._budget:
             self._in_tool[trajectory.id] = trajectory
+            self._note(trajectory, IN_TOOL)
+            self._call_flush()
             self._post("tool", msgspec.msgpack.encode(trajectory))
             return
-        trajectory.finish = "stop" if finished == "eos" else "length"
+        self._finish(trajectory, "stop" if finished == "eos" else "length")
+
+    def _finish(self, trajectory: Trajectory, how: str) -> None:
+        trajectory.finish = how
+        self._note(trajectory, how)
         self._post("finished", (trajectory.id, msgspec.msgpack.encode(trajectory)))
 
     def _abort(self, ids: list[int]) -> None:
@@ -287,21 +353,18 @@ class Rollout(Role):
         for number in ids:
             self._live.pop(number, None)
             self._in_tool.pop(number, None)
+            self._forget(number)
 
     def _resume(self, number: int, tokens: list[int] | None) -> None:
         trajectory = self._in_tool.pop(number, None)
         if trajectory is None:
             return  # answered already, to a rollout manager in an earlier life
         if tokens is None:
-            trajectory.finish = "stop"
-            self._post("finished", (number, msgspec.msgpack.encode(trajectory)))
+            self._finish(trajectory, "stop")
             return
-        trajectory.tokens += tokens
-        trajectory.logprobs += [0.0] * len(tokens)
-        trajectory.mask += [0] * len(tokens)
-        trajectory.tool_turns += 1
-        self._stamp_version(trajectory, len(tokens))
+        trajectory.answered(tokens, self._version)
         self._begin([trajectory])
+        self._call_flush()
 
     def _commit(self, pulled: Pulled, done: asyncio.Future[tuple[float, float]]) -> None:
         """Between two engine steps: load, check, then take the version as this rollout's own, or take the old one up again."""

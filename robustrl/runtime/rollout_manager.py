@@ -2,8 +2,12 @@
 
 One lane per living rollout: a long poll fetches finished trajectories and tool turns. A group (the samples of one prompt) goes whole to the
 least loaded rollout whose committed version is new enough; its version is stamped there and then. Finished groups are rated by an agent
-worker and handed to the request manager; only then does their rollout forget them. When a rollout dies, what it had not finished goes to
-others and starts again from its prompt. A manager in a later life takes up what the journal and the rollouts hold.
+worker and handed to the request manager; only then does their rollout forget them.
+
+When a rollout dies, each trajectory that it had not finished goes on at another one from the last token that the journal has: at one with
+the version of that token while there is one, else as `JobConfig.version_switch` says. A trajectory that waits for a tool waits on here and
+goes to its new rollout with the answer. A manager in a later life takes up what the journal and the rollouts hold, each rollout when it
+answers.
 """
 
 from __future__ import annotations
@@ -15,10 +19,9 @@ from typing import Any
 
 import msgspec
 
-from ..core import events as ev
 from ..core.roles import Phase
 from ..errors import PeerDied, WaitTimeout
-from ..rl.trajectory import Trajectory
+from ..rl.trajectory import IN_TOOL, Trajectory, parts_decoder, resumed
 from .role import Peer, Role, within
 
 _POLL = 1.0
@@ -28,8 +31,8 @@ _POLL = 1.0
 class _Lane:
     """One life of one rollout."""
 
-    def __init__(self, peer: Peer) -> None:
-        self.peer, self.role = peer, peer.role
+    def __init__(self, peer: Peer, incarnation: int) -> None:
+        self.peer, self.role, self.incarnation = peer, peer.role, incarnation
         self.version = -1
         self.open: set[int] = set()
         self.acknowledged: list[int] = []
@@ -45,22 +48,37 @@ class _Group(msgspec.Struct):
     holder: dict[int, _Lane] = {}
     """Lane of each trajectory that finished, for its acknowledgement."""
     done: asyncio.Future[list[Trajectory]] | None = None
+    started: int = -1
+    """Version at the first dispatch."""
 
 
-class _Work(msgspec.Struct):
-    """Trajectories of one group that wait for a rollout."""
+class _Moving(msgspec.Struct):
+    """A trajectory that its rollout cannot end any more, as far as it had come."""
 
     group: _Group
-    ids: list[int]
-    lost_by: str = ""
-    """The rollout that had them and died; empty: they were nowhere yet."""
+    number: int
+    source: str
+    """The rollout that had it."""
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self.group.trajectories[self.number]
+
+    @property
+    def oldest_version(self) -> int:
+        """The versions of a trajectory's tokens only rise."""
+        return max(self.group.least_version, self.group.started, self.trajectory.last_version)
 
 
 class RolloutManager(Role):
     async def on_open(self) -> None:
-        self._workers = cycle([await self.peer(f"agent_worker-{i}") for i in range(self.config.agent_workers)])
+        self._workers = [await self.peer(f"agent_worker-{i}") for i in range(self.config.agent_workers)]
+        self._raters = cycle(self._workers)
         self._journal = await self.peer("request_manager")
-        self._waiting: deque[_Work] = deque()
+        self._waiting: deque[_Group] = deque()
+        """Groups that no rollout has had yet."""
+        self._moving: list[_Moving] = []
+        self._in_tool: set[int] = set()
         self._groups: dict[tuple[int, int], _Group] = {}
         self._lanes: list[_Lane] = []
         self._done = 0
@@ -68,7 +86,7 @@ class RolloutManager(Role):
         self._changed = asyncio.Condition()
         if self.spec.incarnation == 1:
             for i in range(self.config.rollouts):
-                self._take_in(_Lane(await self.life(f"rollout-{i}")))
+                self._take_in(await self._lane(f"rollout-{i}"))
         else:
             await self._recover()
         self.spawn(self._dispatch())
@@ -101,7 +119,7 @@ class RolloutManager(Role):
 
     async def add_rollout(self, role: str) -> None:
         """Take a rollout that is set up into the membership: from here on it hears of versions and gets work once it has one."""
-        lane = _Lane(await self.life(role))
+        lane = await self._lane(role)
         self._take_in(lane)
         await lane.peer.call("sync", self._newest, deadline=self.deadlines.call)
 
@@ -134,44 +152,98 @@ class RolloutManager(Role):
     def _least_version(self, batch: int) -> int:
         return batch - 1 - self.config.staleness
 
+    async def _lane(self, role: str) -> _Lane:
+        """Of the role's present life."""
+        peer = await self.life(role)
+        incarnation, _ = await self.present(role)
+        return _Lane(peer, incarnation)
+
     def _take_in(self, lane: _Lane) -> None:
+        self._enter(lane)
+        self.spawn(self._poll(lane))
+
+    def _enter(self, lane: _Lane) -> None:
         for old in [old for old in self._lanes if old.role == lane.role]:
             self._lose(old, "its next life is there")
         self._lanes.append(lane)
-        self.spawn(self._poll(lane))
 
     async def _queue(self, trajectories: list[Trajectory], least_version: int, done: asyncio.Future | None = None) -> None:
-        ids = [t.id for t in trajectories]
         key = trajectories[0].batch, trajectories[0].group
-        group = _Group(key, least_version, {t.id: t for t in trajectories}, set(ids), done=done)
         async with self._changed:
-            self._groups[key] = group
-            self._waiting.append(_Work(group, ids))
+            self._groups[key] = group = _Group(key, least_version, {t.id: t for t in trajectories}, {t.id for t in trajectories}, done=done)
+            self._waiting.append(group)
             self._changed.notify_all()
 
-    def _free_lane(self, work: _Work) -> _Lane | None:
-        limit = max(self.config.rollout_concurrency, len(work.ids))
-        able = [lane for lane in self._lanes if lane.version >= work.group.least_version and len(lane.open) + len(work.ids) <= limit]
+    def _free_lane(self, group: _Group) -> _Lane | None:
+        count = len(group.trajectories)
+        limit = max(self.config.rollout_concurrency, count)
+        able = [lane for lane in self._lanes if lane.version >= group.least_version and len(lane.open) + count <= limit]
         return min(able, key=lambda lane: len(lane.open), default=None)
+
+    def _next_lane(self, moving: _Moving) -> _Lane | None:
+        """The least loaded of those with the version of its last token; where none has that any more, of all with a newer one.
+
+        No limit: an engine keeps those that it has no place for.
+        """
+        able = [lane for lane in self._lanes if lane.version >= moving.oldest_version]
+        same = [lane for lane in able if lane.version == moving.trajectory.last_version]
+        return min(same or able, key=lambda lane: len(lane.open), default=None)
+
+    def _placeable(self) -> bool:
+        return any(map(self._next_lane, self._moving)) or bool(self._waiting and self._free_lane(self._waiting[0]))
 
     async def _dispatch(self) -> None:
         while True:
             async with self._changed:
-                await self._changed.wait_for(lambda: self._waiting and self._free_lane(self._waiting[0]))
-                work = self._waiting.popleft()
-                lane = self._free_lane(work)
-                assert lane is not None
-                lane.open.update(work.ids)
-            group = work.group
-            if group.done is None and work.lost_by:
-                kept = [len(group.trajectories[i].tokens) for i in work.ids]
-                self.emit(ev.TrajectoriesMoved(ids=work.ids, source=work.lost_by, target=lane.role, version=lane.version, kept=kept))
-            elif group.done is None:
-                arguments = (*group.key, work.ids, lane.role, lane.version)
-                await self._journal.call("started", *arguments, deadline=self.deadlines.call, again=True)
-            bodies = [msgspec.msgpack.encode(group.trajectories[i]) for i in work.ids]
-            self.spawn(self._hand_over(lane, "submit", bodies))
+                await self._changed.wait_for(self._placeable)
+                moves = self._place_moving()
+                group, lane = (self._waiting[0], self._free_lane(self._waiting[0])) if self._waiting else (None, None)
+                if group and lane:
+                    self._waiting.popleft()
+                    lane.open |= group.unfinished
+                    group.started = lane.version
+            for (target, source, version), moved in moves.items():
+                await self._send_moved(target, source, version, moved)
+            if group and lane:
+                if group.done is None:
+                    arguments = (*group.key, sorted(group.unfinished), lane.role, lane.incarnation, group.started)
+                    await self._journal.call("started", *arguments, deadline=self.deadlines.call, again=True)
+                self._submit(lane, [group.trajectories[i] for i in sorted(group.unfinished)])
             self._show()
+
+    def _place_moving(self) -> dict[tuple[_Lane, str, int], list[_Moving]]:
+        """Those that some rollout can take, by that rollout, the one that had them, and the version there."""
+        moves: dict[tuple[_Lane, str, int], list[_Moving]] = {}
+        for moving in list(self._moving):
+            if lane := self._next_lane(moving):
+                self._moving.remove(moving)
+                lane.open.add(moving.number)
+                moves.setdefault((lane, moving.source, lane.version), []).append(moving)
+        return moves
+
+    async def _send_moved(self, lane: _Lane, source: str, version: int, moved: list[_Moving]) -> None:
+        trained = [m for m in moved if m.group.done is None]
+        switched = [m for m in trained if m.trajectory.tokens and m.trajectory.last_version != version]
+        if self.config.version_switch == "drop" and switched:
+            await self._drop(lane, switched, f"{source} died and no other rollout had its version")
+            trained = [m for m in trained if m not in switched]
+            moved = [m for m in moved if m not in switched]
+        if trained:
+            kept = [sum(m.trajectory.mask) for m in trained]
+            arguments = ([m.number for m in trained], source, lane.role, lane.incarnation, version, kept)
+            await self._journal.call("moved", *arguments, deadline=self.deadlines.call, again=True)
+        if moved:
+            self._submit(lane, [m.trajectory for m in moved])
+
+    async def _drop(self, lane: _Lane, dropped: list[_Moving], reason: str) -> None:
+        await self._journal.call("dropped", [m.number for m in dropped], reason, deadline=self.deadlines.call, again=True)
+        for moving in dropped:
+            lane.open.discard(moving.number)
+            del moving.group.trajectories[moving.number]
+            self._ended(moving.group, moving.number)
+
+    def _submit(self, lane: _Lane, trajectories: list[Trajectory]) -> None:
+        self.spawn(self._hand_over(lane, "submit", [msgspec.msgpack.encode(t) for t in trajectories]))
 
     async def _poll(self, lane: _Lane) -> None:
         while lane.alive:
@@ -192,38 +264,61 @@ class RolloutManager(Role):
             lane.open.difference_update(number for number, _ in finished)
             self._changed.notify_all()
         for body in tools:
-            self.spawn(self._tool_turn(lane, body))
+            self.spawn(self._tool_turn(lane, msgspec.msgpack.decode(body, type=Trajectory)))
         for _, body in finished:
             self._collect(lane, msgspec.msgpack.decode(body, type=Trajectory))
         self._show()
 
     def _lose(self, lane: _Lane, reason: str) -> None:
-        """What this rollout had not finished starts again elsewhere, from its prompt."""
+        """What this rollout had not finished goes on elsewhere."""
         if not lane.alive:
             return
         lane.alive = False
         self._lanes.remove(lane)
-        by_group: dict[tuple[int, int], list[int]] = {}
-        for group in self._groups.values():
-            if lost := sorted(lane.open & group.unfinished):
-                by_group[group.key] = lost
-        for key, ids in by_group.items():
-            group = self._groups[key]
-            for number in ids:
-                group.trajectories[number] = _from_its_prompt(group.trajectories[number])
-            self._waiting.appendleft(_Work(group, ids, lost_by=lane.role))
-        self.log.warning("%s is lost (%s): %d trajectories start again elsewhere", lane.role, reason, sum(map(len, by_group.values())))
-        self.spawn(self._tell_changed())
+        lost = sorted(i for group in self._groups.values() for i in lane.open & group.unfinished)
+        self.log.warning("%s is lost (%s): %d trajectories go on elsewhere", lane.role, reason, len(lost))
+        self.spawn(self._move(lane, lost))
 
-    async def _tell_changed(self) -> None:
+    async def _move(self, lane: _Lane, ids: list[int]) -> None:
+        """Those of its trajectories that wait for a tool go on when it answers, the others now, as far as the journal knows them."""
+        ids = [i for i in ids if i not in self._in_tool]
+        arguments = lane.role, lane.incarnation, [i for i in ids if i > 0], not lane.alive
+        body = await self._journal.call("taken_back", *arguments, deadline=self.deadlines.call, again=True)
+        parts = {part.id: part for part in parts_decoder.decode(body)}
+        groups = {i: group for group in self._groups.values() for i in group.unfinished}
+        for number in ids:
+            group = groups[number]
+            group.trajectories[number] = trajectory = resumed(group.trajectories[number], parts.get(number))
+            if trajectory.finish:
+                self._ended(group, number)
+            elif number in parts and parts[number].state == IN_TOOL:
+                self.spawn(self._tool_turn(lane, trajectory))
+            else:
+                self._moving.append(_Moving(group, number, lane.role))
         async with self._changed:
             self._changed.notify_all()
 
-    async def _tool_turn(self, lane: _Lane, body: bytes) -> None:
-        trajectory = msgspec.msgpack.decode(body, type=Trajectory)
-        tokens = await next(self._workers).call("tool", body, deadline=self.deadlines.generation, again=True)
+    async def _tool_turn(self, lane: _Lane, trajectory: Trajectory) -> None:
+        """The tool's answer goes to the rollout that has the trajectory, or with the trajectory to its next one."""
+        self._in_tool.add(trajectory.id)
+        worker = self._workers[trajectory.id % len(self._workers)]  # each turn has one worker, which answers it once
+        tokens = await worker.call("tool", msgspec.msgpack.encode(trajectory), deadline=self.deadlines.generation, again=True)
+        self._in_tool.discard(trajectory.id)
         if lane.alive:
             await self._hand_over(lane, "resume", trajectory.id, tokens)
+            return
+        group = self._groups.get((trajectory.batch, trajectory.group))
+        if group is None or trajectory.id not in group.unfinished:
+            return
+        group.trajectories[trajectory.id] = trajectory
+        if tokens is None:
+            trajectory.finish = "stop"
+            self._ended(group, trajectory.id)
+            return
+        trajectory.answered(tokens, trajectory.last_version)
+        async with self._changed:
+            self._moving.append(_Moving(group, trajectory.id, lane.role))
+            self._changed.notify_all()
 
     def _collect(self, lane: _Lane, trajectory: Trajectory) -> None:
         group = self._groups.get((trajectory.batch, trajectory.group))
@@ -232,17 +327,21 @@ class RolloutManager(Role):
             return
         group.trajectories[trajectory.id] = trajectory
         group.holder[trajectory.id] = lane
-        group.unfinished.discard(trajectory.id)
+        self._ended(group, trajectory.id)
+
+    def _ended(self, group: _Group, number: int) -> None:
+        group.unfinished.discard(number)
         if not group.unfinished:
             self.spawn(self._rate(group))
 
     async def _rate(self, group: _Group) -> None:
         bodies = [msgspec.msgpack.encode(t) for t in group.trajectories.values()]
-        bodies, dropped = await next(self._workers).call("score", bodies, deadline=self.deadlines.generation, again=True)
+        if bodies:
+            bodies, dropped = await next(self._raters).call("score", bodies, deadline=self.deadlines.generation, again=True)
         if group.done is not None:
             if not group.done.done():
                 group.done.set_result([msgspec.msgpack.decode(body, type=Trajectory) for body in bodies])
-        else:
+        elif bodies:
             await self._journal.call("finished", bodies, dropped, deadline=self.deadlines.call, again=True)
         del self._groups[group.key]
         for number, lane in group.holder.items():
@@ -257,35 +356,47 @@ class RolloutManager(Role):
     # -- a later life ---
 
     async def _recover(self) -> None:
-        """Each trajectory that the journal calls unfinished: finished, running or in a tool at a rollout, or else to be sent out again."""
-        unfinished = await self._journal.call("unfinished", deadline=self.deadlines.call, again=True)
-        sent_to: dict[int, str] = {}
+        """Each trajectory that the journal calls unfinished is waiting, or held by a rollout, or by one that has died."""
+        rows = await self._journal.call("unfinished", deadline=self.deadlines.call, again=True)
         self._newest = (await self.ask_host("known"))["step"]
-        groups: dict[tuple[int, int], list[Trajectory]] = {}
-        for body, rollout in unfinished:
+        held: dict[tuple[str, int], set[int]] = {}
+        for body, rollout, incarnation, version in rows:
             trajectory = msgspec.msgpack.decode(body, type=Trajectory)
-            sent_to[trajectory.id] = rollout
-            groups.setdefault((trajectory.batch, trajectory.group), []).append(trajectory)
-        for key, members in groups.items():
-            self._groups[key] = _Group(key, self._least_version(key[0]), {t.id: t for t in members}, {t.id for t in members})
-        held: set[int] = set()
+            key = trajectory.batch, trajectory.group
+            group = self._groups.setdefault(key, _Group(key, self._least_version(key[0]), {}, set(), started=version))
+            group.trajectories[trajectory.id] = trajectory
+            group.unfinished.add(trajectory.id)
+            if rollout:
+                held.setdefault((rollout, incarnation), set()).add(trajectory.id)
+        self._waiting.extend(group for group in self._groups.values() if group.started < 0)
         for role in await self.ask_host("ready", kind="rollout"):
-            lane = _Lane(await self.life(role))
             try:
-                version, finished, tools, running = await lane.peer.call("reclaim", deadline=self.deadlines.call)
-                await lane.peer.call("abort", [number for number in running if number < 0], deadline=self.deadlines.call)
+                lane = await self._lane(role)
             except PeerDied:
                 continue
-            in_tools = {msgspec.msgpack.decode(body, type=Trajectory).id for body in tools}
-            lane.open = {number for number in {*running, *in_tools} if number > 0}
-            held |= lane.open | {number for number, _ in finished}
-            self._take_in(lane)
-            await self._take(lane, version, finished, tools)
-        for group in self._groups.values():
-            for rollout in sorted(set(sent_to.values())):
-                if missing := sorted(number for number in group.unfinished - held if sent_to[number] == rollout):
-                    self._waiting.append(_Work(group, missing, lost_by=rollout))
+            lane.open = held.pop((role, lane.incarnation), set())
+            self._enter(lane)
+            self.spawn(self._adopt(lane))
+        for (role, incarnation), ids in held.items():
+            dead = _Lane(await self.peer(role), incarnation)
+            dead.alive = False
+            self.spawn(self._move(dead, sorted(ids)))
 
-
-def _from_its_prompt(trajectory: Trajectory) -> Trajectory:
-    return msgspec.structs.replace(trajectory, tokens=[], logprobs=[], mask=[], versions=[], tool_turns=0, finish="")
+    async def _adopt(self, lane: _Lane) -> None:
+        """What a rollout of before has, once it answers: it may hang, which delays no other."""
+        try:
+            limit = max(self.deadlines.call, self.deadlines.generation)
+            version, finished, tools, running = await lane.peer.call("reclaim", deadline=limit)
+            await lane.peer.call("abort", [number for number in running if number < 0], deadline=self.deadlines.call)
+        except PeerDied:
+            self._lose(lane, "it died")
+            return
+        if not lane.alive:
+            return
+        in_tools = {msgspec.msgpack.decode(body, type=Trajectory).id for body in tools}
+        missing = lane.open - {*running, *in_tools, *(number for number, _ in finished)}
+        lane.open -= missing
+        self.spawn(self._poll(lane))
+        await self._take(lane, version, finished, tools)
+        if missing:
+            await self._move(lane, sorted(missing))

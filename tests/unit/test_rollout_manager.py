@@ -31,7 +31,7 @@ def test_an_evaluation_that_is_asked_for_again_is_not_made_twice() -> None:
         bodies = [msgspec.msgpack.encode(Trajectory(id=-1 - i, group=i, **fields)) for i in range(3)]
         lost, again = (asyncio.create_task(asked.evaluate(bodies, 0)) for _ in range(2))
         await asyncio.sleep(0.01)
-        assert [work.ids for work in asked._waiting] == [[-1], [-2], [-3]]
+        assert [list(group.unfinished) for group in asked._waiting] == [[-1], [-2], [-3]]
         lost.cancel()  # its caller has died
         for group in asked._groups.values():
             assert group.done is not None
@@ -59,7 +59,7 @@ def test_a_rollout_that_hangs_or_dies_delays_no_other_and_ends_no_manager() -> N
         here: Any = made
         here._newest, here._tasks, here.log, here.page = 0, set(), logging.getLogger("test"), None
         rollouts = [_Rollout("rollout-0", WaitTimeout("late")), _Rollout("rollout-1", PeerDied("gone")), _Rollout("rollout-2")]
-        here._lanes = [_Lane(rollout) for rollout in rollouts]  # type: ignore[arg-type]
+        here._lanes = [_Lane(rollout, 1) for rollout in rollouts]  # type: ignore[arg-type]
         here.die = lambda error: (_ for _ in ()).throw(error)
         await asyncio.wait_for(made.sync(3), 0.1)
         await asyncio.sleep(0.05)
