@@ -130,8 +130,8 @@ _LEAST_NODES = {"lab": 3, "class": 1}
 
 _AT_LEAST: dict[str, float] = {
     "steps": 1, "seed": 0, "prompts_per_step": 1, "samples_per_prompt": 2, "staleness": 0, "rollouts": 1, "trainer_ranks": 1,
-    "agent_workers": 1, "restarts": 0, "checkpoint_every": 0, "evaluation_prompts": 0, "evaluation_every": 0, "rollout_concurrency": 1, "max_model_len": 2,
-    "object_store_mb": 75,
+    "agent_workers": 1, "restarts": 0, "evaluation_prompts": 0, "evaluation_every": 0, "rollout_concurrency": 1, "max_model_len": 2,
+    "object_store_mb": 75, "checkpoint_every": 0,
     "grpo.warmup_steps": 0, "grpo.importance_cap": 1, "grpo.kl_coefficient": 0, "grpo.weight_decay": 0, "grpo.micro_batch": 1,
     "sampling.max_tokens": 1,
 }
