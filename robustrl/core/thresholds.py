@@ -60,7 +60,7 @@ class JobLimits(_Section, frozen=True, kw_only=True):
     hysteresis: float
     """How long a sign must be gone before it is cleared."""
     process_group: float
-    """Time-out of the trainer ranks' process group."""
+    """Time-out of the trainer ranks' process group, taken as the ranks' lives begin."""
 
 
 class TrainerLimits(_Section, frozen=True, kw_only=True):

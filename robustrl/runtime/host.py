@@ -284,7 +284,8 @@ class Host:
     async def _prepare_trainers(self, ranks: list[str]) -> None:
         deadline = self.config.deadlines.role_start
         rendezvous = await self._peer("trainer-0").call("rendezvous", deadline=deadline)
-        await asyncio.gather(*(self._peer(role).call("prepare", rendezvous, deadline=deadline) for role in ranks))
+        group = self._thresholds.job.process_group
+        await asyncio.gather(*(self._peer(role).call("prepare", rendezvous, group, deadline=deadline) for role in ranks))
 
     async def _create(self, role: str) -> None:
         self._incarnations[role] = self._incarnations.get(role, 0) + 1

@@ -48,9 +48,12 @@ class Trainer(Role):
             probe.bind((self.spec.ip, 0))
             return f"{self.spec.ip}:{probe.getsockname()[1]}"
 
-    async def prepare(self, rendezvous: str) -> None:
-        """Load the model, meet the other ranks, and publish version 0; in a later life, take up the step that the keeper has."""
-        await self._in_thread(self._build, rendezvous)
+    async def prepare(self, rendezvous: str, process_group: float) -> None:
+        """Load the model, meet the other ranks, and publish version 0; in a later life, take up the step that the keeper has.
+
+        ``process_group``: seconds that a collective waits for the other ranks; longer than the detector's (core/thresholds.py).
+        """
+        await self._in_thread(self._build, rendezvous, process_group)
         self._keeper = await self.peer("state_keeper-0")
         kept = await self._keeper.call("committed", deadline=self.deadlines.call, again=True) if self.spec.incarnation > 1 else None
         if kept is not None:
@@ -60,7 +63,7 @@ class Trainer(Role):
         self._enter(Phase.WAITING_BATCH)
         self.say_ready()
 
-    def _build(self, rendezvous: str) -> None:
+    def _build(self, rendezvous: str, process_group: float) -> None:
         import torch
 
         from ..rl.learner import Learner
@@ -75,7 +78,7 @@ class Trainer(Role):
                 init_method=f"tcp://{rendezvous}",
                 rank=self.role.index,
                 world_size=world,
-                timeout=timedelta(seconds=self.deadlines.train_step),
+                timeout=timedelta(seconds=process_group),
             )
         self._learner = Learner(
             resolve_model(self.config.model),

@@ -17,7 +17,8 @@ generated once step b - 1 - staleness is committed. Management roles have a loop
 ranks and state keeper; node-2 and node-3: rollouts. Each node has a node_agent with a clock of its own that looks at its roles every 0.1 s,
 with jitter, through the same `Sampler` as the real one. Words between processes take a few milliseconds. All is ready at about 3 s.
 
-Faults (`Fault(kind, role, at, seconds, phase, size, step)`; ``seconds``: how long, None for ever; ``phase``: wait until the role is in it):
+Faults (`Fault(kind, role, at, seconds, phase, size, step, after)`; ``seconds``: how long, None for ever; ``phase``: wait until the role is
+in it):
 
     kill         its process dies                       exit        the same, by itself, with status 0
     exception    the role says what went wrong, exits   non_finite  a loss that is no number (trainer), then exit
@@ -29,6 +30,7 @@ Faults (`Fault(kind, role, at, seconds, phase, size, step)`; ``seconds``: how lo
     node_loss    role: a node; all on it ends, the host learns it a little later
     late_start   role: is never ready (at=0 only)       peer_gone   another role loses its UCX connection to this one
     lost_group   the rollout manager loses a trajectory for good
+    late_word    words about the life before this one arrive only now: its exit, a broken connection, an error, an answer
 
 and what is benign:
 

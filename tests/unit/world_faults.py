@@ -31,9 +31,20 @@ class Faults:
                 self.after(0.01, lambda: self._try(fault))
                 return
         self.injected.append((self.now, fault))
+        for next in self.planned:
+            if next.after is not None and self.planned[next.after] is fault:
+                self.after(next.at, lambda next=next: self._try(next))
         if role is not None:
             role.turn(self.now)
         getattr(self, f"_do_{fault.kind}")(fault, role)
+
+    def agent_of(self, role: Role) -> Agent:
+        return next(r for r in self.on(role.node) if isinstance(r, Agent))
+
+    def _looked_at(self, role: Role) -> bool:
+        """Often enough for `turn` to be left to its node agent."""
+        agent = self.agent_of(role)
+        return agent.up and agent.period <= 0.1
 
     def _later(self, fault: Fault, undo: Callable[[], Any]) -> None:
         if fault.seconds is not None:
@@ -48,7 +59,7 @@ class Faults:
         role.alive = False
         if role.node in self._lost:
             return
-        agent = next(r for r in self.on(role.node) if r.kind is RoleKind.NODE_AGENT)
+        agent = self.agent_of(role)
         if role is agent or role.kind is RoleKind.SUPERVISOR:
             event = ev.ProcessExited(role=role.name, incarnation=role.incarnation, pid=1, cause="Ray: ActorDiedError", last_lines=[])
             self.after(0.01 + self.lag(), lambda: self._arrive(ev.HOST, 1, self.now, event))
@@ -128,10 +139,24 @@ class Faults:
     def _do_late_start(self, fault: Fault, role: Role) -> None:
         self._never_ready.add(role.name)
 
-    def _do_peer_gone(self, fault: Fault, role: Role) -> None:
+    def _do_peer_gone(self, fault: Fault, role: Role, incarnation: int = 0) -> None:
         other = next(r for r in self.of(RoleKind.ROLLOUT) if r is not role and r.alive)
-        self.emit(other.name, ev.PeerGone(role=other.name, incarnation=other.incarnation, peer=role.name, peer_incarnation=role.incarnation,
-                                          error="UCXXConnectionResetError"))  # fmt: skip
+        self.emit(other.name, ev.PeerGone(role=other.name, incarnation=other.incarnation, peer=role.name,
+                                          peer_incarnation=incarnation or role.incarnation, error="UCXXConnectionResetError"))  # fmt: skip
+
+    def _do_late_word(self, fault: Fault, role: Role) -> None:
+        before = role.incarnation - 1
+        if before < 1:
+            self.injected.pop()
+            self.after(TICK, lambda: self._try(fault))
+            return
+        agent = self.agent_of(role)
+        self._do_peer_gone(fault, role, before)
+        self.emit(agent.name, ev.ProcessExited(role=role.name, incarnation=before, pid=1, cause="pidfd", last_lines=[]))
+        words: list[ev.Event] = [ev.ErrorRaised(role=role.name, incarnation=before, error="RuntimeError", text="late"),
+                                 ev.HeartbeatAnswered(role=role.name, incarnation=before, number=1)]  # fmt: skip
+        for word in words:
+            self.after(self.lag(), lambda word=word: self._arrive(role.name, before, self.now, word))
 
     def _do_lost_group(self, fault: Fault, role: Role) -> None:
         if self.dispatched > self.training:

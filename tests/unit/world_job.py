@@ -6,6 +6,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -30,6 +31,8 @@ class World(Faults):
         self.step, self.training, self.dispatched = 0, 0, 0
         self.left: dict[int, int] = {}
         self.tool_seconds = shape.tool_seconds
+        self.planned: list[Fault] = []
+        self._steps = steps
         self.paused = False
         self._waited = 0.0
         self.marks: dict[str, tuple[float, ...]] = {}
@@ -47,6 +50,8 @@ class World(Faults):
         self._never_ready: set[str] = set()
         self._compiles: dict[str, float] = {}
         self.roles: dict[str, Role] = {}
+        self._of: dict[RoleKind, list[Role]] = {}
+        self._on: dict[str, list[Role]] = {}
         for i in range(4):
             self._make(Agent, f"node_agent-{i}", f"node-{i}")
         self._make(Supervisor, "supervisor", "node-0")
@@ -69,12 +74,16 @@ class World(Faults):
     # -- for tests ---
 
     def plan(self, *faults: Fault) -> None:
+        first = len(self.planned)
         for fault in faults:
-            drawn = Fault(fault.kind, fault.role, self._draw(fault.at), None if fault.seconds is None else self._draw(fault.seconds),
-                          fault.phase, self._draw(fault.size), fault.step)  # fmt: skip
             if fault.role and fault.role != "host" and fault.role not in self.roles and not fault.role.startswith("node-"):
                 raise ValueError(f"{fault.role}: there is no such role; there are {', '.join(self.roles)}")
-            self.after(drawn.at - self.now, lambda drawn=drawn: self._try(drawn))  # type: ignore[operator]
+            seconds = None if fault.seconds is None else self._draw(fault.seconds)
+            after = None if fault.after is None else first + fault.after
+            drawn = replace(fault, at=self._draw(fault.at), seconds=seconds, size=self._draw(fault.size), after=after)
+            self.planned.append(drawn)
+            if after is None:
+                self.after(drawn.at - self.now, lambda drawn=drawn: self._try(drawn))  # type: ignore[operator]
 
     def set_threshold(self, at: float, path: str, value: Any) -> None:
         def change() -> None:
@@ -128,13 +137,15 @@ class World(Faults):
     # -- the job ---
 
     def of(self, kind: RoleKind) -> list[Role]:
-        return [role for role in self.roles.values() if role.kind is kind]
+        return self._of.get(kind, [])
 
     def on(self, node: str) -> list[Role]:
-        return [role for role in self.roles.values() if role.node == node]
+        return self._on.get(node, [])
 
     def _make(self, cls: type[Role], name: str, node: str) -> None:
-        self.roles[name] = cls(self, name, node)
+        role = self.roles[name] = cls(self, name, node)
+        self._of.setdefault(role.kind, []).append(role)
+        self._on.setdefault(node, []).append(role)
 
     def _start(self, name: str, seconds: float) -> None:
         role = self.roles[name]
@@ -159,14 +170,14 @@ class World(Faults):
     def _tick(self) -> None:
         self.after(TICK, self._tick)
         for rollout in self.of(RoleKind.ROLLOUT):
-            if rollout.questions:
+            if rollout.questions or not self._looked_at(rollout):
                 rollout.turn(self.now)
         managers = [self.roles[name] for name in ("task_runner", "rollout_manager", "request_manager")]
         for rank in self.of(RoleKind.TRAINER):
             rank.turn(self.now)
         if not all(role.up for role in managers) or self.paused:
             return
-        if self.dispatched < self.step + 1 + self.shape.staleness:
+        if self.dispatched < min(self._steps, self.step + 1 + self.shape.staleness):
             self._dispatch(self.dispatched + 1)
         ranks = self.of(RoleKind.TRAINER)
         workers = self.of(RoleKind.AGENT_WORKER)
@@ -202,6 +213,18 @@ class World(Faults):
 
     def finished(self, batch: int) -> None:
         self.left[batch] = max(0, self.left[batch] - 1)
+
+    def backlog(self, role: Role) -> int:
+        """What a management role has on its status page: steps, unfinished trajectories, tools."""
+        if role.name == "task_runner":
+            return self._steps - self.step
+        if role.name in ("rollout_manager", "request_manager"):
+            return sum(self.left.values())
+        if role.name != "agent_worker-0":
+            return 0
+        in_tool = sum(len(r.in_tool) for r in self.of(RoleKind.ROLLOUT))  # type: ignore[attr-defined]
+        unrewarded = 0 if role.up else sum(left == 0 for batch, left in self.left.items() if batch > self.training)
+        return in_tool + unrewarded
 
     def all_at_optimizer(self, step: int) -> bool:
         ranks = self.of(RoleKind.TRAINER)

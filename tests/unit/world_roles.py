@@ -58,7 +58,12 @@ class Role:
     def work(self, dt: float, now: float) -> None:
         if self.wedged:
             self.cpu += dt
-        elif not self.hung and self.world.dice.random() < 0.3:
+            return
+        self.pending = self.world.backlog(self)
+        if self.hung:
+            self.phase = Phase.RUNNING if self.pending else Phase.IDLE
+            return
+        if self.world.dice.random() < 0.3:
             self.phase = Phase.RUNNING if self.phase is Phase.IDLE else Phase.IDLE
             self.cpu += 0.01 * dt
             self.progress += 1
@@ -197,7 +202,7 @@ class Agent(Role):
         super().reset()
         self.samplers: dict[tuple[str, int], Sampler] = {}
         self.period = 0.1
-        self.unreported: list[Role] = []
+        self.unreported: list[Role] = getattr(self, "unreported", [])  # a later life finds them dead
 
     def look(self) -> None:
         world, now = self.world, self.world.now
@@ -215,8 +220,7 @@ class Agent(Role):
         sampler = self.samplers.get((role.name, role.incarnation))
         if sampler is None:
             sampler = self.samplers[role.name, role.incarnation] = Sampler(role.name, role.incarnation)
-        marks = self.world.marks.get(role.name, ())
-        sampler.configure(self.world.thresholds.trainer.activity_floor, marks)
+        sampler.configure(self.world.thresholds.trainer.activity_floor, self.world.marks.get(role.name, ()))
         sample = sampler.look(now + self.world.offset(self.node), phase=role.phase, progress=role.progress, pending=role.pending,
                               step=role.step, version=role.version, loop_age=max(0.0, now - role.stamp), cpu=role.cpu,
                               process=lambda: "T" if role.frozen else "S")  # fmt: skip

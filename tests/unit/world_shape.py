@@ -59,3 +59,5 @@ class Fault:
     size: float | tuple[float, float] = 3.0
     step: int = 0
     """Wait until this optimizer step is committed: from step 1 on, start-up grace is over."""
+    after: int | None = None
+    """``at`` counts from the injection of this one of the faults planned with it."""
