@@ -2,8 +2,9 @@
 
 The directory promises: a number has one digest and numbers only rise; an incarnation that was removed never holds, serves or pulls
 again; a copy serves one puller at a time; while one holder of a version lives, a puller that keeps asking gets a source; sources give
-way to relays once they have sent two copies. It leaves out the bytes (transport/), the clock (``now`` is passed in, seconds) and the
-decision whether a holder is dead (detection). Its whole state is rebuilt by replaying announce, commit and remove_holder.
+way to relays once they have sent two copies; sources that are free together share out what a puller lacks. It leaves out the bytes
+(transport/), the clock (``now`` is passed in, seconds) and the decision whether a holder is dead (detection). Its whole state is rebuilt
+by replaying announce, commit and remove_holder.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     stop: int
     expires: float
+    more: bool = False
+    """Another source is free for the rest: ask for it while this one sends."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +110,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     lease: int | None = None
     """The lease that this ask ends, None on the first ask and while waiting."""
+    using: list[int] = []
+    """Leases that the puller goes on with meanwhile; all others of its end."""
     failed: str = ""
     """Why the source of that lease did not deliver; empty: it did."""
     received: int = 0
@@ -254,30 +259,39 @@ class WeightDirectory:
         if start is None:
             return None
         stop = next((index for index in range(start, about.chunks) if index in taken), about.chunks)
-        lacking = sum(index not in have for index in range(start, stop))
+        wanted = [index for index in range(start, stop) if index not in have]
         others = [(role, copy) for role, copy in self._copies.get(version, {}).items() if role != puller]
         others = [one for one in others if puller not in one[1].shunned] or others
         if any(copy.relay for _, copy in others):
-            others = [one for one in others if one[1].relay or one[1].granted + lacking <= SOURCE_COPIES * about.chunks]
+            others = [one for one in others if one[1].relay or one[1].granted + len(wanted) <= SOURCE_COPIES * about.chunks]
         free = [one for one in others if one[1].lease is None]
         if not free:
             return None
         role, copy = min(free, key=lambda one: (not one[1].relay, one[1].granted, one[0]))
+        more = not copy.relay and min(len(free), len(wanted)) > 1
+        if more:  # no relay is free: this source's share
+            wanted = wanted[:math.ceil(len(wanted) / len(free))]
+            stop = wanted[-1] + 1
         lease = Lease(id=self._next_lease, puller=puller, puller_incarnation=puller_incarnation, source=role, incarnation=copy.incarnation,
                       address=copy.address, version=version, digest=about.digest, nbytes=about.nbytes, start=start, stop=stop,
-                      expires=now + self._duration(about, stop - start))
+                      expires=now + self._duration(about, stop - start), more=more)
         self._next_lease += 1
-        copy.lease, copy.lacking, copy.granted = lease, lacking, copy.granted + lacking
+        copy.lease, copy.lacking, copy.granted = lease, len(wanted), copy.granted + len(wanted)
         self._leases[lease.id] = lease
         return lease
 
     def answer(self, ask: Ask, now: float) -> Lease | None:
-        """Ends the lease that ``ask`` speaks of and gives a source for the newest version on offer, or None: ask again later."""
+        """Ends the lease that ``ask`` speaks of and gives a source, or None: ask again later.
+
+        It is for the version of the leases in use, without any for the newest on offer.
+        """
         if ask.lease is not None and ask.failed:
             self.fail(ask.lease, ask.received, now)
-        elif ask.lease is not None:
-            self.release(ask.lease)
-        version = self._newest_for(ask.puller)
+        own = [lease for lease in self._leases.values() if lease.puller == ask.puller]
+        for lease in own:
+            if lease.id not in ask.using:
+                self._end(lease)
+        version = max((lease.version for lease in own if lease.id in ask.using), default=self._newest_for(ask.puller))
         return self.lease(ask.puller, ask.incarnation, version, frozenset(ask.have if ask.version == version else ()), now)
 
     def renew(self, lease_id: int, now: float) -> Lease | None:

@@ -73,13 +73,18 @@ def build_manifest(version: int, layout: Layout, buffer: Any, *, chunk_bytes: in
                           chunks=checksums(flat, chunk_bytes), probe_tokens=probe_tokens, probe_logprobs=probe_logprobs)
 
 
+def checksum(view: Any) -> str:
+    """xxh3-128 of contiguous bytes, hexadecimal."""
+    return xxhash.xxh3_128_hexdigest(view)
+
+
 def checksums(flat: np.ndarray, chunk_bytes: int) -> list[str]:
     """xxh3-128 of each chunk of a uint8 array."""
     views: list[Any] = [flat[start:start + chunk_bytes] for start in range(0, flat.nbytes, chunk_bytes)]
     if len(views) == 1:
-        return [xxhash.xxh3_128_hexdigest(views[0])]
+        return [checksum(views[0])]
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(xxhash.xxh3_128_hexdigest, views))
+        return list(pool.map(checksum, views))
 
 
 def tensors(manifest: Manifest, buffer: Any) -> Iterator[tuple[str, torch.Tensor]]:

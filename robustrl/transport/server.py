@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from robustrl.core.events import Event, PeerGone
 from robustrl.core.weights import Manifest
 from robustrl.transport import lane as lanes
 from robustrl.transport import settings, wire
@@ -43,9 +45,19 @@ class _Staged:
 class _Session:
     """One puller that proved itself."""
 
-    def __init__(self, channel: wire.Channel, role: str, endpoint: lanes.Endpoint, transport: str) -> None:
-        self.channel, self.role, self.endpoint, self.transport = channel, role, endpoint, transport
+    def __init__(self, channel: wire.Channel, hello: wire.Hello, endpoint: lanes.Endpoint, transport: str) -> None:
+        self.channel, self.peer, self.endpoint, self.transport = channel, hello, endpoint, transport
         self.sends: set[asyncio.Task[None]] = set()
+        self.cut = False
+
+    def __str__(self) -> str:
+        return f"{self.peer.role} incarnation {self.peer.incarnation}"
+
+    def cut_off(self, reason: str) -> None:
+        """Ends the connection, which ends the session."""
+        self.cut = True
+        self.channel.last_word(wire.Refused(reason))
+        self.channel.hang_up()
 
     def leave(self) -> None:
         """Forgets the puller. Bytes that it already asked for may still go out: it will not take them for anything else."""
@@ -59,13 +71,15 @@ class WeightServer:
     """Listens on one address, in the UCX thread of this process. Methods may be called from any other thread."""
 
     def __init__(self, host: str, secret: bytes, *, role: str, incarnation: int, port: int = 0, floor_seconds: float = 3.0,
-                 floor_rate: float = 16 * 2**20) -> None:
-        """``host``: the one IP to bind. A send may take ``floor_seconds`` plus the time of what is in flight at ``floor_rate`` bytes/s."""
+                 floor_rate: float = 16 * 2**20, on_event: Callable[[Event], None] | None = None) -> None:
+        """``host``: the one IP to bind. A send may take ``floor_seconds`` plus the time of what is in flight at ``floor_rate`` bytes/s.
+        ``on_event`` is called in the UCX thread and must return at once."""
         self.role, self.incarnation = role, incarnation
         self.bytes_sent = 0
         self.refusals = 0
         """Connections that did not prove themselves."""
         self._secret = secret
+        self._on_event = on_event or (lambda event: None)
         self._floor_seconds, self._floor_rate = floor_seconds, floor_rate
         self._staged: dict[int, _Staged] = {}
         self._strangers: dict[asyncio.Task[bool], socket.socket] = {}
@@ -125,8 +139,8 @@ class WeightServer:
             await asyncio.wait_for(staged.idle.wait(), timeout)
         except TimeoutError:
             for session in list(staged.sessions):
-                log.warning("%s: version %d is retired while %s pulls it: cut off", self.role, version, session.role)
-                session.channel.hang_up()
+                log.warning("%s: version %d is retired while %s pulls it: cut off", self.role, version, session)
+                session.cut_off(f"version {version} is retired")
                 for send in session.sends:
                     send.cancel()
             return False
@@ -178,8 +192,7 @@ class WeightServer:
         except (wire.ProtocolError, wire.Gone, TimeoutError, self._lane.api.UCXError) as error:
             log.info("%s: connection refused: %s", self.role, error or "no hello in time")
             return False
-        session = _Session(channel, f"{hello.role} incarnation {hello.incarnation}", endpoint,
-                           settings.between(answer.machine == settings.machine_id()))
+        session = _Session(channel, hello, endpoint, settings.between(answer.machine == settings.machine_id()))
         task = asyncio.create_task(self._serve(session))
         self._sessions[task] = session
         task.add_done_callback(lambda done: self._sessions.pop(done, None))
@@ -203,10 +216,19 @@ class WeightServer:
                     send = asyncio.create_task(self._send_chunk(session, staged, request))
                     session.sends.add(send)
                     send.add_done_callback(session.sends.discard)
-        except (wire.Gone, wire.ProtocolError, TimeoutError) as error:
-            log.info("%s: %s left: %s", self.role, session.role, error)
+        except wire.Gone as error:
+            if not session.cut:
+                log.info("%s: %s is gone: %s", self.role, session, error)
+                self._on_event(PeerGone(role=self.role, incarnation=self.incarnation, peer=session.peer.role,
+                                        peer_incarnation=session.peer.incarnation, error=str(error)))
+        except (wire.ProtocolError, TimeoutError) as error:
+            log.info("%s: %s is put out: %s", self.role, session, error)
+            session.cut_off(str(error) or "an answer was not taken in time")
+        except asyncio.CancelledError:
+            session.cut_off("the server closes")
+            raise
         finally:
-            # the puller acknowledged with Bye, or it is gone: nothing that it still waits for is cut off
+            # the puller said Bye, or it is gone: nothing that it still waits for is cut off
             session.leave()
 
     async def _tell(self, session: _Session, message: Any) -> None:
@@ -227,10 +249,11 @@ class WeightServer:
             await asyncio.wait_for(session.endpoint.send(staged.buffer[first:last], request.tag),
                                    self._floor_seconds + ahead / self._floor_rate)
             self.bytes_sent += last - first
-        except (TimeoutError, self._lane.api.UCXError) as error:
-            reason = str(error) or "not taken in time"
-            log.info("%s: chunk %d of version %d to %s: %s", self.role, request.chunk, request.version, session.role, reason)
-            session.channel.hang_up()  # which ends the session
+        except TimeoutError:
+            session.cut_off(f"chunk {request.chunk} of version {request.version} was not taken in time")
+        except self._lane.api.UCXError as error:
+            log.info("%s: chunk %d of version %d to %s: %s", self.role, request.chunk, request.version, session, error)
+            session.channel.hang_up()
         finally:
             staged.sessions[session] -= 1
             if not staged.sessions[session]:

@@ -11,6 +11,7 @@ both identities, so it cannot be replayed or reflected. What follows is not encr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import os
 import socket
@@ -88,7 +89,7 @@ class Refused(_Message, frozen=True, tag="refused"):
 
 
 class Bye(_Message, frozen=True, tag="bye"):
-    """The puller has everything it wanted: nothing is in flight any more."""
+    """The puller leaves of its own will. Without it, it died."""
 
 
 Message = Union[Hello, Challenge, Answer, Welcome, GetManifest, ManifestPart, GetChunk, Refused, Bye]
@@ -154,6 +155,13 @@ class Channel:
             if not got:
                 raise Gone("connection closed by the peer")
             done += got
+
+    def last_word(self, message: _Message) -> None:
+        """Sends it if that needs no waiting: why the connection is going to be closed. Without one, the other side takes us for dead."""
+        if not self._writing.locked():
+            body = _encoder.encode(message)
+            with contextlib.suppress(OSError):
+                self._sock.send(len(body).to_bytes(4, "big") + body)
 
     def hang_up(self) -> None:
         """Whoever reads or writes here gets Gone."""
