@@ -40,7 +40,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     chunk_bytes: int
     chunks: list[str]
-    """xxh3-128 of each chunk, hexadecimal; all but the last are ``chunk_bytes`` long."""
+    """xxh3-128 of each chunk, hexadecimal, or ``d:`` and the checksum of transport/device.py; all but the last are ``chunk_bytes`` long."""
     probe_tokens: list[int] = []
     probe_logprobs: list[float] = []
     """Log-probability of each probe token after the first, under these weights."""

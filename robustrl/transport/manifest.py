@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 
 from robustrl.core.weights import Manifest, TensorSpec
+from robustrl.transport import device
 
 if TYPE_CHECKING:
     import torch
@@ -45,10 +46,11 @@ def layout_of(named: Mapping[str, torch.Tensor]) -> Layout:
 
 
 def fill(layout: Layout, named: Mapping[str, torch.Tensor], buffer: Any) -> None:
-    """Copies the tensors into the buffer (``layout.nbytes`` writable bytes). Raises ValueError naming one that is missing or differs."""
-    import torch
+    """Copies the tensors into the buffer: ``layout.nbytes`` writable bytes, or a uint8 tensor on their device.
 
-    flat = torch.frombuffer(buffer, dtype=torch.uint8)
+    Raises ValueError naming a tensor that is missing or differs.
+    """
+    flat = _flat(buffer)
     if flat.numel() != layout.nbytes:
         raise ValueError(f"buffer of {flat.numel()} bytes, the layout has {layout.nbytes}")
     written: set[int] = set()
@@ -65,21 +67,25 @@ def fill(layout: Layout, named: Mapping[str, torch.Tensor], buffer: Any) -> None
 
 def build_manifest(version: int, layout: Layout, buffer: Any, *, chunk_bytes: int = CHUNK_BYTES, probe_tokens: list[int] | None = None,
                    probe_logprobs: list[float] | None = None) -> Manifest:
-    """Manifest of a filled buffer of ``layout.nbytes`` bytes."""
-    flat = np.frombuffer(buffer, dtype=np.uint8)
+    """Manifest of a filled buffer of ``layout.nbytes`` bytes; of a tensor the checksums are computed where it lies."""
+    flat = buffer if device.is_tensor(buffer) else np.frombuffer(buffer, dtype=np.uint8)
     if flat.nbytes != layout.nbytes:
         raise ValueError(f"buffer of {flat.nbytes} bytes, the layout has {layout.nbytes}")
     return Manifest.build(version=version, tensors=layout.tensors, nbytes=layout.nbytes, chunk_bytes=chunk_bytes,
                           chunks=checksums(flat, chunk_bytes), probe_tokens=probe_tokens, probe_logprobs=probe_logprobs)
 
 
-def checksum(view: Any) -> str:
-    """xxh3-128 of contiguous bytes, hexadecimal."""
-    return xxhash.xxh3_128_hexdigest(view)
+def checksum(view: Any, like: str = "") -> str:
+    """xxh3-128 of contiguous bytes, hexadecimal; of a tensor, and where ``like`` is such a one, device.py's."""
+    if like.startswith(device.PREFIX):
+        return device.checksum(device.as_tensor(view))
+    if not device.is_tensor(view):
+        return xxhash.xxh3_128_hexdigest(view)
+    return xxhash.xxh3_128_hexdigest(view.cpu().numpy()) if like else device.checksum(view)
 
 
-def checksums(flat: np.ndarray, chunk_bytes: int) -> list[str]:
-    """xxh3-128 of each chunk of a uint8 array."""
+def checksums(flat: Any, chunk_bytes: int) -> list[str]:
+    """Of each chunk of a uint8 array or tensor."""
     views: list[Any] = [flat[start:start + chunk_bytes] for start in range(0, flat.nbytes, chunk_bytes)]
     if len(views) == 1:
         return [checksum(views[0])]
@@ -94,11 +100,15 @@ def tensors(manifest: Manifest, buffer: Any) -> Iterator[tuple[str, torch.Tensor
 
 def views(specs: Sequence[TensorSpec], buffer: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """As `tensors`, from the list of where each tensor lies."""
-    import torch
-
-    flat = torch.frombuffer(buffer, dtype=torch.uint8)
+    flat = _flat(buffer)
     for spec in specs:
         yield spec.name, _view(flat, spec)
+
+
+def _flat(buffer: Any) -> torch.Tensor:
+    import torch
+
+    return buffer if isinstance(buffer, torch.Tensor) else torch.frombuffer(buffer, dtype=torch.uint8)
 
 
 def _view(flat: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

@@ -21,6 +21,7 @@ from robustrl.core.events import Event, PullSourceSwitched
 from robustrl.core.weights import Ask, Lease, Manifest
 from robustrl.errors import WeightsError
 from robustrl.transport import lane as lanes
+from robustrl.transport.device import DeviceMemory
 from robustrl.transport.source import Limits, Source, SourceFailed
 from robustrl.transport.staging import Memory, Staging
 
@@ -39,7 +40,7 @@ class Pulled(msgspec.Struct, frozen=True):
 
     manifest: Manifest
     buffer: Any
-    """uint8 array of ``manifest.nbytes``; the caller's until it gives it back with ``Puller.recycle``."""
+    """uint8 array of ``manifest.nbytes``, on a device a tensor; the caller's until it gives it back with ``Puller.recycle``."""
     bytes_received: int
     """Over UCX, discarded chunks included."""
     bytes_discarded: int
@@ -55,9 +56,9 @@ class Puller:
     """Pulls in the UCX thread of this process; ``pull`` may be called from any other thread, one at a time."""
 
     def __init__(self, secret: bytes, *, role: str, incarnation: int, on_event: Callable[[Event], None] | None = None,
-                 floor_seconds: float = 3.0, floor_rate: float = 16 * 2**20) -> None:
+                 floor_seconds: float = 3.0, floor_rate: float = 16 * 2**20, device: str = "cpu") -> None:
         """``on_event`` is called in the UCX thread and must return at once. A source that completes no chunk for ``floor_seconds`` plus
-        the time of what is under way at ``floor_rate`` bytes/s is left."""
+        the time of what is under way at ``floor_rate`` bytes/s is left. ``device``: where the weights go, as torch names it."""
         self.role, self.incarnation = role, incarnation
         self._secret = secret
         self._on_event = on_event or (lambda event: None)
@@ -65,7 +66,7 @@ class Puller:
         self._lane = lanes.get()
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="robustrl-pull")
         self._pulling = threading.Lock()
-        self._memory = Memory()
+        self._memory = Memory() if device == "cpu" else DeviceMemory(device)
         self._staging = Staging(self._memory)
 
     # what the owner calls

@@ -20,6 +20,7 @@ from robustrl.core.events import Event, PeerGone
 from robustrl.core.weights import Manifest
 from robustrl.transport import lane as lanes
 from robustrl.transport import settings, wire
+from robustrl.transport.device import is_tensor
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ _PATIENCE_SECONDS = 5.0
 
 
 class _Staged:
-    def __init__(self, manifest: Manifest, buffer: np.ndarray) -> None:
+    def __init__(self, manifest: Manifest, buffer: Any) -> None:
         self.manifest, self.buffer = manifest, buffer
         self.encoded = msgspec.msgpack.encode(manifest)
         self.sessions: dict[_Session, int] = {}
@@ -94,11 +95,12 @@ class WeightServer:
     # what the owner calls
 
     def stage(self, manifest: Manifest, buffer: Any) -> None:
-        """Offers a complete version. ``buffer``: contiguous bytes (numpy uint8 or memoryview), unchanged until ``retire`` has returned.
+        """Offers a complete version. ``buffer``: contiguous bytes (numpy uint8, memoryview, or a uint8 tensor on a device),
+        unchanged until ``retire`` has returned.
 
         Raises ValueError if the buffer's size is not the manifest's or another content is staged under this number.
         """
-        flat = np.frombuffer(buffer, dtype=np.uint8)
+        flat = buffer if is_tensor(buffer) else np.frombuffer(buffer, dtype=np.uint8)
         if flat.nbytes != manifest.nbytes:
             raise ValueError(f"version {manifest.version}: buffer of {flat.nbytes} bytes, manifest says {manifest.nbytes}")
         self._lane.call(self._stage(manifest, flat), _CALL_SECONDS)
@@ -124,7 +126,7 @@ class WeightServer:
     async def _start(self) -> asyncio.Task[None]:
         return asyncio.create_task(self._accept())
 
-    async def _stage(self, manifest: Manifest, buffer: np.ndarray) -> None:
+    async def _stage(self, manifest: Manifest, buffer: Any) -> None:
         there = self._staged.get(manifest.version)
         if there is not None and there.manifest.digest != manifest.digest:
             raise ValueError(f"version {manifest.version} is staged with digest {there.manifest.digest}, not {manifest.digest}")

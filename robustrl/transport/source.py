@@ -215,7 +215,7 @@ class Source:
             raise
         self._arrived.add(index)
         self._staging.received += view.nbytes
-        found = await asyncio.get_running_loop().run_in_executor(self._pool, checksum, view)
+        found = await asyncio.get_running_loop().run_in_executor(self._pool, checksum, view, manifest.chunks[index])
         if found != manifest.chunks[index]:
             self._staging.discarded += view.nbytes
             reason = f"chunk {index} from {lease.source} is damaged"
