@@ -180,7 +180,9 @@ class Rollout(Role):
         from ..transport.server import WeightServer
 
         secret = self.spec.secret()
-        self._server = WeightServer(self.spec.ip, secret, role=self.spec.role, incarnation=self.spec.incarnation)
+        self._server = WeightServer(
+            self.spec.ip, secret, role=self.spec.role, incarnation=self.spec.incarnation, on_event=self.emit
+        )
         self._puller = Puller(secret, role=self.spec.role, incarnation=self.spec.incarnation, on_event=self.emit)
 
     async def _follow_versions(self) -> None:

@@ -70,7 +70,9 @@ class StateKeeper(Role):
         self._slots: list[Slot] = []
         self._arrays: list[np.ndarray] = []
         self._committed: Snapshot | None = None
-        self._server = WeightServer(self.spec.ip, self.spec.secret(), role=self.spec.role, incarnation=self.spec.incarnation)
+        self._server = WeightServer(
+            self.spec.ip, self.spec.secret(), role=self.spec.role, incarnation=self.spec.incarnation, on_event=self.emit
+        )
         self._note = Path(self.spec.temp_dir, f"{self.spec.role}.kept")
         if self.spec.incarnation > 1 and self._note.exists():
             await asyncio.to_thread(self._recover)

@@ -35,4 +35,19 @@ def test_it_pulls_from_a_relay_while_the_others_go_on(launch: Callable[..., Job]
     begun = next(e.t for e in entries if isinstance(e.event, ev.PullStarted) and e.event.target == "rollout-2")
     during = [gap for gap, end in zip(gaps, steps[1:], strict=True) if end > begun and end - gap < first.t]
     # three more engine threads share two cores: slower is allowed, standing still is not
-    assert max(during) < 5 * statistics.median(gaps) + 1.0, (max(during), statistics.median(gaps))
+    limit = 5 * statistics.median(gaps) + 1.0
+    assert max(during) < limit, (max(during), statistics.median(gaps))
+    for role in ("rollout-0", "rollout-1"):
+        still = standing_still(entries, role, begun, first.t)
+        assert still < limit, f"{role} generated nothing for {still:.2f} s while the new one pulled; limit {limit:.2f} s"
+
+
+def standing_still(entries: list[ev.Entry], role: str, begin: float, end: float) -> float:
+    """The longest time between two samples with more tokens than before, of those that overlap with ``begin`` to ``end``."""
+    times, tokens = [], -1
+    for entry in entries:
+        if isinstance(entry.event, ev.RoleSample) and entry.event.role == role and entry.event.progress > tokens:
+            tokens = entry.event.progress
+            times.append(entry.t)
+    assert times[0] < begin and times[-1] > end
+    return max(later - earlier for earlier, later in zip(times, times[1:], strict=False) if later > begin and earlier < end)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transport_processes import CHUNK, CHUNKS, NBYTES, Plan, Pulling, Result, Source, content
 
-from robustrl.core.events import PullDiscarded, PullSourceSwitched, PullStarted
+from robustrl.core.events import PeerGone, PullDiscarded, PullSourceSwitched, PullStarted
 from robustrl.core.weights import SOURCE_COPIES, WeightDirectory
 
 pytestmark = pytest.mark.timeout(120)
@@ -64,11 +64,43 @@ def test_relay_is_killed(start: Any, chunk: int) -> None:
     result = pulling.result()
     check(result, source)
     assert [lease.source for lease in pulling.leases] == ["rollout-1", "state_keeper-0"]
+    (gone,) = pulling.events_of(PeerGone)
+    assert (gone.role, gone.peer, gone.peer_incarnation) == ("rollout-0", "rollout-1", 1) and gone.error
     (switch,) = pulling.events_of(PullSourceSwitched)
     assert (switch.old_source, switch.new_source, switch.kept) == ("rollout-1", "state_keeper-0", pulling.leases[1].start)
     # what the relay had sent and we had checked is not pulled again
     assert source.tell("sent") == NBYTES - switch.kept * CHUNK
     assert switch.kept >= chunk - 5
+
+
+def test_keepers_share_out_what_a_puller_lacks(start: Any) -> None:
+    keepers, directory = [start(role=f"state_keeper-{index}") for index in range(2)], WeightDirectory()
+    for keeper in keepers:
+        keeper.announce(directory)
+    pulling = start(directory)
+    result = pulling.result()
+    check(result, keepers[0])
+    first, second = pulling.leases
+    assert {first.source, second.source} == {"state_keeper-0", "state_keeper-1"}
+    assert (first.start, first.stop, second.start, second.stop) == (0, CHUNKS // 2, CHUNKS // 2, CHUNKS)
+    assert sorted(keeper.tell("sent") for keeper in keepers) == [NBYTES - CHUNKS // 2 * CHUNK, CHUNKS // 2 * CHUNK]
+    assert not pulling.events_of(PeerGone) and not pulling.events_of(PullSourceSwitched)
+
+
+@pytest.mark.parametrize("struck", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_one_of_two_keepers_fails_while_both_send(start: Any, struck: int) -> None:
+    steady, other, directory = start(), start(role="state_keeper-1", trap_chunk=5, trap_signal=struck), WeightDirectory()
+    for keeper in (steady, other):
+        keeper.announce(directory)
+    pulling = start(directory, floor_seconds=0.5)
+    result = pulling.result()
+    check(result, steady)
+    assert [lease.source for lease in pulling.leases] == ["state_keeper-0", "state_keeper-1", "state_keeper-0"]
+    assert pulling.leases[2].start >= CHUNKS // 2, "what the steady one sends was disturbed"
+    assert [gone.peer for gone in pulling.events_of(PeerGone)] == (["state_keeper-1"] if struck == signal.SIGKILL else [])
+    if struck == signal.SIGSTOP:
+        other.signal(signal.SIGCONT)
+        assert other.tell("sent") <= NBYTES
 
 
 def test_two_relays_in_a_row_are_killed(start: Any) -> None:
@@ -107,6 +139,25 @@ def test_only_source_dies_and_returns(start: Any, same: bool) -> None:
         assert second[0].tell("sent") == NBYTES - CHUNKS // 2 * CHUNK, "the half that both list was pulled again, or not all of it kept"
 
 
+def test_source_restarts_while_it_is_pulled(start: Any) -> None:
+    """The next incarnation is there at once."""
+    first, second, directory = start(trap_chunk=8), start(incarnation=2), WeightDirectory()
+    first.announce(directory)
+    pulling = start(directory)
+
+    def meanwhile() -> None:
+        if not first.process.is_alive() and "state_keeper-0" not in directory.holders(1):
+            second.announce(directory)
+        elif not first.process.is_alive() and directory.holders(1)["state_keeper-0"] == 1:
+            directory.remove_holder("state_keeper-0", 1)
+
+    result = pulling.result(meanwhile)
+    check(result, second)
+    assert result.discarded == 0 and pulling.leases[-1].incarnation == 2
+    assert {gone.peer_incarnation for gone in pulling.events_of(PeerGone)} == {1}
+    assert second.tell("sent") <= NBYTES - 3 * CHUNK, "checked chunks were pulled again"
+
+
 def test_stopped_source_is_left_in_time(start: Any) -> None:
     stopped, source, directory = start(role="rollout-1", trap_chunk=8, trap_signal=signal.SIGSTOP), start(), WeightDirectory()
     source.announce(directory)
@@ -117,6 +168,7 @@ def test_stopped_source_is_left_in_time(start: Any) -> None:
     (switch,) = pulling.events_of(PullSourceSwitched)
     assert "nothing came for" in switch.reason and "chunk" in switch.reason and "rollout-1 incarnation 1" in switch.reason
     assert time.monotonic() - began < 15
+    assert not pulling.events_of(PeerGone), "who is stopped is not gone"
     # woken up again it may still write to the old buffer; the next pull must not see it
     stopped.signal(signal.SIGCONT)
     assert stopped.tell("sent") <= NBYTES
@@ -166,6 +218,7 @@ def test_killed_puller_costs_the_server_nothing(start: Any) -> None:
         directory.remove_holder(f"rollout-{index}", 1)
     assert directory.leases() == []
     check(start(directory, role="rollout-9").result(), source)
+    assert [(gone.peer, gone.peer_incarnation) for gone in source.tell("events")] == [("rollout-0", 1), ("rollout-1", 1)]
     assert source.tell("retire") is True
     assert source.tell("sessions")[:2] == (0, 0)
 
@@ -181,6 +234,10 @@ def test_stopped_puller_is_cut_off_by_retire(start: Any) -> None:
     source.tell("retire")
     assert time.monotonic() - began < 5
     assert source.tell("sessions")[1] == 0
+    victim.signal(signal.SIGCONT)
+    for _ in range(20):
+        victim.step(0.1)
+    assert source.tell("events") == victim.events_of(PeerGone) == [], "nobody is gone"
 
 
 def test_wrong_incarnation_and_wrong_secret_are_refused(start: Any) -> None:
@@ -222,20 +279,20 @@ def test_two_hundred_pulls_leak_nothing(start: Any) -> None:
     damaged = start(role="rollout-1", nbytes=3 * CHUNK, damage=0)
     source.announce(directory)
     pulling = start(directory, pulls=200, contents=False)
-    usages = []
+    usages, serving = [], []
     for number in range(200):
         if number % 10 == 0:
             damaged.join(directory)
         result = pulling.result()
         usages.append(result.usage)
+        serving.append(source.tell("usage"))
         assert result.discarded == (CHUNK if number % 10 == 0 else 0)
         directory.drop_copy(1, "rollout-1")
         directory.commit("rollout-0", 1, 1, source.digest, None)
-    early, late, served = usages[20], usages[-1], source.tell("usage")
-    assert late["descriptors"] <= early["descriptors"] + 2
-    assert late["shared"] <= early["shared"] + 2
-    assert late["resident"] <= early["resident"] + 8 * 2**20
-    assert served["descriptors"] < 100
+    for early, late in ((usages[20], usages[-1]), (serving[20], serving[-1])):
+        assert late["descriptors"] <= early["descriptors"] + 2
+        assert late["shared"] <= early["shared"] + 2
+        assert late["resident"] <= early["resident"] + 8 * 2**20
 
 
 def test_plan_defaults_are_what_the_counts_above_assume() -> None:

@@ -79,7 +79,8 @@ def _serve(pipe: Any, transport: str, plan: Plan) -> None:
     manifest = manifest_of(plan.version, buffer)
     if plan.damage is not None:
         buffer[plan.damage] ^= 1
-    server = Trapped("127.0.0.1", plan.secret, role=plan.role, incarnation=plan.incarnation)
+    events: list[Any] = []
+    server = Trapped("127.0.0.1", plan.secret, role=plan.role, incarnation=plan.incarnation, on_event=events.append)
     server.stage(manifest, buffer)
     pipe.send((server.address, manifest.digest, len(manifest.chunks)))
     while (word := pipe.recv()) != "close":
@@ -93,6 +94,8 @@ def _serve(pipe: Any, transport: str, plan: Plan) -> None:
             pipe.send(len(server._lane._open))
         elif word == "usage":
             pipe.send(usage())
+        elif word == "events":
+            pipe.send(events)
     server.close(1.0)
     pipe.send("closed")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -122,6 +123,47 @@ def test_failed_source_is_shunned_while_there_is_another() -> None:
     directory.remove_holder(KEEPER, 1)
     third = directory.answer(Ask(puller="rollout-0", incarnation=1, version=1, have=[0, 1, 2]), 2.0)
     assert third is not None and third.source == "rollout-1"  # better than none
+
+
+def test_sources_that_are_free_together_share_out_what_lacks() -> None:
+    directory = directory_with()
+    for index in (1, 2):
+        directory.announce(1, "d1", 1000, 10, f"state_keeper-{index}", 1, ("h", index), 0.0)
+    ask = Ask(puller="rollout-0", incarnation=1, version=1, have=[0, 1])
+    leases: list[Any] = []
+    while not leases or leases[-1].more:
+        leases.append(directory.answer(msgspec.structs.replace(ask, using=[one.id for one in leases]), 0.0))
+    assert [(lease.source, lease.start, lease.stop, lease.more) for lease in leases] == [
+        (KEEPER, 2, 5, True), ("state_keeper-1", 5, 8, True), ("state_keeper-2", 8, 10, False)]
+    # one fails after a chunk: its rest goes to the one that has finished, the third goes on
+    have = [0, 1, 2, 5, 6, 7]
+    assert directory.answer(Ask(puller="rollout-0", incarnation=1, lease=leases[1].id, using=[leases[0].id, leases[2].id], version=1,
+                                have=have), 1.0) is None
+    again = directory.answer(Ask(puller="rollout-0", incarnation=1, lease=leases[0].id, failed="reset", received=1, version=1, have=have,
+                                 using=[leases[2].id]), 1.0)
+    assert again is not None and (again.source, again.start, again.stop, again.more) == ("state_keeper-1", 3, 8, False)
+    assert {lease.id for lease in directory.leases()} == {leases[2].id, again.id}
+
+
+def test_a_relay_that_is_free_serves_alone() -> None:
+    directory = directory_with()
+    directory.announce(1, "d1", 1000, 10, "state_keeper-1", 1, ("h", 1), 0.0)
+    directory.commit("rollout-1", 1, 1, "d1", ("r", 1))
+    lease = directory.answer(Ask(puller="rollout-0", incarnation=1), 0.0)
+    assert lease is not None and (lease.source, lease.start, lease.stop, lease.more) == ("rollout-1", 0, 10, False)
+
+
+def test_leases_in_use_keep_the_puller_at_their_version() -> None:
+    directory = directory_with()
+    directory.announce(1, "d1", 1000, 10, "state_keeper-1", 1, ("h", 1), 0.0)
+    first = directory.answer(Ask(puller="rollout-0", incarnation=1), 0.0)
+    assert first is not None and first.more
+    directory.announce(2, "d2", 1000, 10, KEEPER, 1, ("h", 1), 0.0)
+    second = directory.answer(Ask(puller="rollout-0", incarnation=1, using=[first.id]), 0.0)
+    assert second is not None and (second.version, second.source, second.start) == (1, "state_keeper-1", 5)
+    newest = directory.answer(Ask(puller="rollout-0", incarnation=1), 0.0)
+    assert newest is not None and newest.version == 2
+    assert directory.leases() == [newest], "what a puller uses no more has ended"
 
 
 def test_have_of_another_version_does_not_count() -> None:
@@ -261,6 +303,25 @@ class Directory(RuleBasedStateMachine):
             assert version in (None, lease.version) and lease.digest == self.digests[lease.version]
             self.ids.add(lease.id)
 
+    @rule(role=roles, incarnation=incarnations, have=st.sets(st.integers(0, 5)), data=st.data(), failed=st.sampled_from(["", "reset"]))
+    def ask(self, role: str, incarnation: int, have: set[int], data: st.DataObject, failed: str) -> None:
+        own = [lease for lease in self.directory.leases() if lease.puller == role]
+        using = data.draw(st.lists(st.sampled_from(own), unique=True)) if own else []
+        ended = data.draw(st.none() | st.sampled_from([lease for lease in own if lease not in using])) if len(own) > len(using) else None
+        ask = Ask(puller=role, incarnation=incarnation, lease=ended.id if ended else None, failed=failed, received=1,
+                  using=[lease.id for lease in using], version=max((one.version for one in using), default=0), have=sorted(have))
+        try:
+            lease = self.directory.answer(ask, self.now)
+        except ValueError:
+            assert incarnation <= self.dead.get(role, 0)
+            return
+        self._met(role, incarnation)
+        left = [one for one in self.directory.leases() if one.puller == role]
+        assert {one.id for one in left} <= {one.id for one in [*using, *([lease] if lease else [])]}
+        if lease is not None:
+            assert all(one.version == lease.version for one in left if one.id in self.ids & set(ask.using))
+            self.ids.add(lease.id)
+
     @precondition(lambda self: self.ids)
     @rule(data=st.data(), how=st.sampled_from(["release", "fail", "renew"]))
     def end_lease(self, data: st.DataObject, how: str) -> None:
@@ -304,7 +365,11 @@ class Directory(RuleBasedStateMachine):
     @invariant()
     def leases_are_sound(self) -> None:
         taken: dict[tuple[str, int], int] = {}
+        parts: dict[tuple[str, int], set[int]] = {}
         for lease in self.directory.leases():
+            part, others = set(range(lease.start, lease.stop)), parts.setdefault((lease.puller, lease.version), set())
+            assert not part & others, "a puller has a chunk from two sources"
+            others |= part
             assert self.directory.holders(lease.version)[lease.source] == lease.incarnation, "a lease on a copy that is not there"
             assert lease.incarnation > self.dead.get(lease.source, 0) and lease.puller_incarnation > self.dead.get(lease.puller, 0)
             assert taken.setdefault((lease.source, lease.version), lease.id) == lease.id, "a copy with two pullers"
