@@ -1,4 +1,9 @@
-"""A vLLM weight-transfer backend that takes tensors from a table of this process."""
+"""A vLLM weight-transfer backend that takes tensors from a table of this process.
+
+Beside the backend ``ucx`` of transport/vllm_backend.py, and not instead of it: that one pulls inside ``update_weights``, while vLLM stands
+still. In a job the rollout has pulled and checked the version beside the running engine before, may have it from a relay, and may refuse
+it after the probe; what is left for the engine is to load tensors that are there, and a test without UCX can do the same.
+"""
 
 from __future__ import annotations
 
