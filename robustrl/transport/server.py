@@ -49,14 +49,15 @@ class _Session:
     def __init__(self, channel: wire.Channel, hello: wire.Hello, endpoint: lanes.Endpoint, transport: str) -> None:
         self.channel, self.peer, self.endpoint, self.transport = channel, hello, endpoint, transport
         self.sends: set[asyncio.Task[None]] = set()
-        self.cut = False
+        self.told_to_go = False
+        """What it says then may be lost: it need not have died."""
 
     def __str__(self) -> str:
         return f"{self.peer.role} incarnation {self.peer.incarnation}"
 
     def cut_off(self, reason: str) -> None:
         """Ends the connection, which ends the session."""
-        self.cut = True
+        self.told_to_go = True
         self.channel.last_word(wire.Refused(reason))
         self.channel.hang_up()
 
@@ -209,6 +210,7 @@ class WeightServer:
                 staged = self._staged.get(request.version)
                 if request.incarnation != self.incarnation or staged is None:
                     reason = f"version {request.version} of incarnation {request.incarnation} is not staged here"
+                    session.told_to_go = True
                     await self._tell(session, wire.Refused(reason))
                 elif isinstance(request, wire.GetManifest):
                     await self._send_manifest(session, staged)
@@ -219,7 +221,7 @@ class WeightServer:
                     session.sends.add(send)
                     send.add_done_callback(session.sends.discard)
         except wire.Gone as error:
-            if not session.cut:
+            if not session.told_to_go:
                 log.info("%s: %s is gone: %s", self.role, session, error)
                 self._on_event(PeerGone(role=self.role, incarnation=self.incarnation, peer=session.peer.role,
                                         peer_incarnation=session.peer.incarnation, error=str(error)))
