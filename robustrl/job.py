@@ -87,6 +87,11 @@ class Job:
         with self._changed:
             return Events(self._entries)
 
+    def entries_after(self, count: int) -> list[ev.Entry]:
+        """The log's entries but the first ``count``: for those who follow it bit by bit."""
+        with self._changed:
+            return list(self._entries[count:])
+
     @property
     def metrics(self) -> Table:
         """A row per optimizer step: reward, accuracy, losses, and seconds per trainer phase."""

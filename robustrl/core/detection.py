@@ -342,6 +342,11 @@ class Detector:
             self._stall_known, self._stall_at = True, self._find_stall_due()
         return self._stall_at
 
+    def stall_level(self, now: float) -> tuple[float, float] | None:
+        """(seconds without an optimizer step, the limit of them); None while no step is expected."""
+        due, since = self._stall_due(), self._step_since
+        return (now - since, due - since) if due is not None and since is not None else None
+
     def _find_stall_due(self) -> float | None:
         if self._paused or self._step_since is None or self._committed >= self._steps:
             return None

@@ -1,0 +1,33 @@
+"""The pages' side of the views: one ESM file per view, with what all share in front. Nothing is fetched from anywhere."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent / "esm"
+NAMES = ("board", "timeline", "faults", "thresholds", "metrics", "trajectories", "recovery")
+
+
+@cache
+def css() -> str:
+    return (_FOLDER / "views.css").read_text(encoding="utf-8")
+
+
+@cache
+def esm(view: str) -> str:
+    """The whole module of a view: the same text in a notebook and in the dashboard."""
+    if view not in NAMES:
+        raise ValueError(f"view {view!r}: must be one of {', '.join(NAMES)}")
+    common = (_FOLDER / "common.js").read_text(encoding="utf-8")
+    own = (_FOLDER / f"{view}.js").read_text(encoding="utf-8")
+    return f"const CSS = {json.dumps(css())};\n{common}\n{own}"
+
+
+@cache
+def bokeh_js() -> str:
+    """Bokeh's own bundle, for pages that do not have it."""
+    import bokeh
+
+    return (Path(bokeh.__file__).parent / "server" / "static" / "js" / "bokeh.min.js").read_text(encoding="utf-8")

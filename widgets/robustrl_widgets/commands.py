@@ -1,0 +1,173 @@
+"""What a view may ask for, and who may ask: the one place where clicks turn into calls of a job.
+
+Nothing that a page sends is trusted: every command is a verb of the table below with checked arguments, and rights are those that the host of
+the view gives, never what the page claims. Answers are plain JSON values. Reading needs no right; faults and settings need the instructor's;
+a student may have one fault under way at a time, under a name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from robustrl.errors import RobustRLError
+
+from .feed import Feed
+from .sources import RecordedRun
+from .words import LONG, cut, last_live
+
+MAX_COMMAND = 4096
+"""Bytes of one command."""
+_LOG_LINES = 60
+_LINE = 400
+
+
+class Right(IntEnum):
+    READ = 0
+    STUDENT = 1
+    INSTRUCTOR = 2
+
+
+class Refused(RobustRLError):
+    """A command that is not carried out; the text says why."""
+
+
+class Command(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+    verb: str
+    args: dict[str, str | float | bool | None] = {}
+
+
+Answer = dict[str, Any]
+
+
+class Commander:
+    """Carries out the commands of one page."""
+
+    def __init__(self, feed: Feed, right: Right, name: str = "", may_play: bool = False) -> None:
+        self._feed, self._right, self._name, self._may_play = feed, right, cut(name, 40), may_play
+        self._busy = threading.Lock()
+
+    def take(self, raw: Any, answer: Callable[[Answer], None]) -> None:
+        """Queues what a page sent; ``answer`` is called once, from another thread, if it was a command at all."""
+        try:
+            command = _parse(raw)
+        except Refused as error:
+            answer({"id": "", "error": cut(error, LONG)})
+            return
+        try:
+            self._feed.later(lambda: answer({"id": command.id, **self._carry_out(command)}))
+        except Exception:  # queue.Full: said, not waited for
+            answer({"id": command.id, "error": "too many commands are waiting: try again"})
+
+    def _carry_out(self, command: Command) -> Answer:
+        try:
+            verb = _VERBS.get(command.verb)
+            if verb is None:
+                raise Refused(f"{cut(command.verb, 40)!r} is no command; there are {', '.join(_VERBS)}")
+            right, run = verb
+            if self._right < right:
+                raise Refused(f"this page may only {'look' if self._right is Right.READ else 'queue a fault'}: it was opened without the "
+                              f"{right.name.lower()}'s token")
+            return {"value": run(self, command.args)}
+        except _Confirm as question:
+            return {"confirm": str(question)}
+        except (RobustRLError, ValueError, KeyError, OSError) as error:
+            return {"error": cut(error.args[0] if isinstance(error, KeyError) and error.args else error, LONG)}
+
+    # -- verbs -----------------------------------------------------------------------------------------------------------------------------
+
+    def _job(self) -> Any:
+        if self._feed.source.job is None:
+            raise Refused("this is a recording: nothing can be done to it any more")
+        return self._feed.source.job
+
+    def _role(self, args: dict[str, Any]) -> str:
+        role = args.get("role")
+        with self._feed.lock:
+            if not isinstance(role, str) or role not in self._feed.scene.state.roles:
+                raise Refused(f"there is no role {cut(role, 60)!r}")
+        return role
+
+    def _inspect(self, args: dict[str, Any]) -> Any:
+        role = self._role(args)
+        with self._feed.lock:
+            return self._feed.scene.inspect(role) | {"right": int(self._right), "live": self._feed.source.job is not None}
+
+    def _logs(self, args: dict[str, Any]) -> Any:
+        lines = self._job().roles[self._role(args)].logs(_LOG_LINES)
+        return [cut(line, _LINE) for line in lines]
+
+    def _stack(self, args: dict[str, Any]) -> Any:
+        """The evidence of each life that was killed because it hung; newest last."""
+        role, folder = self._role(args), Path(self._job().run_dir, "evidence")
+        found = sorted(folder.glob(f"{role}.*.txt"), key=lambda path: path.stat().st_mtime)
+        return [{"life": path.name.split(".")[-2], "text": cut(path.read_text(errors="replace"), 4 * LONG)} for path in found[-2:]]
+
+    def _signal(self, args: dict[str, Any], name: str) -> Any:
+        role, job = self._role(args), self._job()
+        with self._feed.lock:
+            alone = last_live(self._feed.scene.state, role)
+        if alone and not args.get("sure"):
+            raise _Confirm(f"{role} is the last live rollout: until it is back, nobody generates.")
+        seconds = float(args.get("seconds") or 0.0)
+        pid = job.roles[role].kill() if name == "kill" else job.roles[role].hang(seconds)
+        return {"pid": pid, "said": f"process {pid} of {role} was {'killed' if name == 'kill' else 'stopped'}"}
+
+    def _set_threshold(self, args: dict[str, Any]) -> Any:
+        path, value = args.get("path"), args.get("value")
+        if not isinstance(path, str):
+            raise Refused("path: must be the name of a threshold")
+        self._job().thresholds.update({path: value})
+        return {"said": f"{path} = {value}"}
+
+    def _pause(self, args: dict[str, Any]) -> Any:
+        self._job().pause()
+        return {"said": "paused"}
+
+    def _resume(self, args: dict[str, Any]) -> Any:
+        self._job().resume()
+        return {"said": "goes on"}
+
+    def _play(self, args: dict[str, Any]) -> Any:
+        source = self._feed.source
+        if not isinstance(source, RecordedRun) or not self._may_play:
+            raise Refused("only a recording that is yours can be wound")
+        speed, at = args.get("speed"), args.get("at")
+        source.play(None if speed is None else float(speed), None if at is None else float(at))
+        self._feed.look()
+        return {"speed": source.speed, "at": source.now(), "length": source.length}
+
+
+class _Confirm(Exception):
+    """The command is carried out once it is repeated with ``sure``."""
+
+
+_VERBS: dict[str, tuple[Right, Callable[[Commander, dict[str, Any]], Any]]] = {
+    "inspect": (Right.READ, Commander._inspect),
+    "logs": (Right.READ, Commander._logs),
+    "stack": (Right.READ, Commander._stack),
+    "play": (Right.READ, Commander._play),
+    "kill": (Right.INSTRUCTOR, lambda self, args: self._signal(args, "kill")),
+    "hang": (Right.INSTRUCTOR, lambda self, args: self._signal(args, "hang")),
+    "set_threshold": (Right.INSTRUCTOR, Commander._set_threshold),
+    "pause": (Right.INSTRUCTOR, Commander._pause),
+    "resume": (Right.INSTRUCTOR, Commander._resume),
+}
+
+
+def _parse(raw: Any) -> Command:
+    if not isinstance(raw, str) or len(raw.encode(errors="replace")) > MAX_COMMAND:
+        raise Refused(f"a command is a text of at most {MAX_COMMAND} bytes")
+    try:
+        command = msgspec.json.decode(raw, type=Command)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise Refused(f"this is no command: {cut(error)}") from None
+    if len(command.id) > 64:
+        raise Refused("the id of a command has at most 64 characters")
+    return command

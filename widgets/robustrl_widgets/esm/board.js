@@ -1,0 +1,254 @@
+// RoleBoard: nodes with their roles, live pulls, failures on their way through detect, restart, reconnect, and a drawer for one role.
+const GROUPS = [
+  ["management", ["supervisor", "task_runner", "rollout_manager", "request_manager", "agent_worker", "node_agent"]],
+  ["trainer", ["trainer", "state_keeper", "standby"]],
+  ["rollouts", ["rollout"]],
+];
+const BIG = new Set(["trainer", "rollout"]);
+const STAGES = ["detect", "restart", "reconnect"];
+const tone = (role) => {
+  if (role.stages && role.stages.on) return role.state === "suspect" ? "sus" : role.stages.on === "restart" ? (role.state === "failed" ? "bad" : "res") : "stale again";
+  return { starting: "start", restarting: "res", stale: role.life > 1 ? "stale again" : "start", suspect: "sus", failed: "bad", stopped: "off", retired: "off" }[role.state] ?? "";
+};
+const phase_word = (role) => (role.state === "healthy" || role.state === "suspect" || role.state === "stale") && role.phase ? ` \u00b7 ${role.phase.replaceAll("_", " ")}` : "";
+
+function render({ model, el }) {
+  let shown = null, selected = null, tab = "history", detail = null, layout = "";
+  const cards = new Map();
+  const head = h("div", { class: "head" });
+  const say = h("p", { class: "say", role: "status", "aria-live": "polite" });
+  const nodes = h("div", { class: "nodes" });
+  const pulls = svg("svg", { class: "pulls", "aria-hidden": "true" });
+  const story = h("ul", { class: "story" });
+  const drawer = h("div", {});
+  const below = h("div", { class: "below" }, h("div", {}, h("h2", {}, "What happened"), story), drawer);
+
+  const view = open_view(model, el, "board", (picture) => {
+    shown = picture;
+    draw_head(picture.head);
+    draw_say(picture);
+    draw_nodes(picture);
+    draw_story(picture);
+    draw_pulls();
+  }, () => { draw_pulls(); tick(); });
+  view.root.append(head, say, h("h2", {}, "Roles by node"), nodes, below);
+
+  const kpi = (label, value, extra) => h("div", { class: "kpi" }, h("small", {}, label), h("b", {}, value), extra);
+  let fresh = h("span", {});
+  const draw_head = (job) => {
+    const ledger = job.ledger;
+    const share = job.steps ? Math.min(100, 100 * job.step / job.steps) : 0;
+    fresh = h("span", { class: "fresh" });
+    head.replaceChildren(
+      h("span", { class: "name", title: job.run }, job.name || "job"),
+      h("span", { class: `pill ${job.status}` }, job.status),
+      kpi("optimizer step", `${job.step} / ${job.steps || "?"}`, h("div", { class: "track" }, h("i", { style: { width: `${share}%` } }))),
+      job.reward !== undefined && job.reward !== null ? kpi("reward", job.reward.toFixed(2)) : null,
+      typeof job.accuracy === "number" ? kpi("held-out accuracy", `${(100 * job.accuracy).toFixed(0)} %`) : null,
+      job.ettr ? kpi("ETTR strict", job.ettr.strict.toFixed(2)) : null,
+      kpi("answers: started = used + dropped + in flight",
+        `${whole(ledger.started)} = ${whole(ledger.consumed)} + ${whole(ledger.dropped)} + ${whole(ledger.in_flight)} ${ledger.balanced ? "\u2713" : "\u2260 !"}`),
+      fresh);
+  };
+  const draw_say = (picture) => {
+    const job = picture.head, count = Object.keys(picture.roles ?? {}).length, ill = job.ill ?? [];
+    const well = count - ill.length;
+    let text;
+    if (["done", "stopped", "failed"].includes(job.status)) {
+      const healed = job.recoveries ? ` ${job.recoveries} ${job.recoveries === 1 ? "failure" : "failures"} on the way.` : "";
+      text = [h("b", {}, `The job is ${job.status}`), ` at optimizer step ${job.step}.${healed} ${job.status === "failed" ? job.reason : ""}`];
+    } else if (!count) text = [h("b", {}, "Starting: "), "the first roles are on their way."];
+    else if (ill.length) {
+      const parts = ill.slice(0, 3).flatMap((name, index) => {
+        const role = picture.roles[name], stage = role.stages?.on;
+        return [index ? ", " : "", h("b", {}, name), stage === "detect" ? " is suspected" : stage === "reconnect" ? " is back and reconnects" : " failed and is restarted"];
+      });
+      if (ill.length > 3) parts.push(` and ${ill.length - 3} more`);
+      text = [...parts, `. The other ${well} roles go on.`];
+    } else if (job.status === "starting") text = [h("b", {}, `${count} roles`), " are starting."];
+    else text = [h("b", {}, `All ${count} roles are well.`), " Click one to see what it did, or to make it fail."];
+    say.className = `say ${["done", "stopped"].includes(job.status) ? "ended" : ill.length || job.status === "failed" ? "ill" : ""}`;
+    say.replaceChildren(...text);
+    for (const warning of job.warnings ?? []) say.append(h("div", { class: "mut" }, `\u26a0 ${warning}`));
+  };
+
+  const draw_nodes = (picture) => {
+    const roles = Object.entries(picture.roles ?? {}), names = Object.keys(picture.nodes ?? {});
+    const dense = roles.length > 40;
+    nodes.classList.toggle("dense", dense);
+    const wanted = JSON.stringify([names, roles.map(([name, role]) => [name, role.node])]);
+    if (wanted !== layout) {
+      layout = wanted;
+      cards.clear();
+      nodes.replaceChildren(...[...names, ...roles.map(([, role]) => role.node).filter((node) => !names.includes(node))]
+        .filter((node, index, all) => all.indexOf(node) === index).map((node) => node_box(node, roles)), pulls);
+    }
+    for (const [name, role] of roles) cards.get(name)?.update(role);
+    for (const box of nodes.querySelectorAll(".node")) {
+      const node = picture.nodes[box.dataset.node];
+      box.classList.toggle("lost", Boolean(node && typeof node.lost === "string"));
+      set_text(box.firstChild, node && typeof node.lost === "string" ? `${box.dataset.node} \u00b7 lost: ${node.lost}` : `${box.dataset.node}${node?.ip ? ` \u00b7 ${node.ip}` : ""}`);
+    }
+  };
+  const node_box = (node, roles) => {
+    const groups = GROUPS.map(([title, kinds]) => {
+      const mine = roles.filter(([, role]) => role.node === node && kinds.includes(role.kind));
+      mine.sort((a, b) => kinds.indexOf(a[1].kind) - kinds.indexOf(b[1].kind) || a[0].localeCompare(b[0], "en", { numeric: true }));
+      return mine.length ? h("div", { class: `group ${title === "rollouts" && mine.length > 1 ? "many" : ""}`, "aria-label": title }, mine.map(([name, role]) => card(name, role))) : null;
+    }).filter(Boolean);
+    return h("div", { class: "node", "data-node": node, style: { "flex-grow": String(groups.length) } }, h("em", {}, node), h("div", { class: "groups" }, groups));
+  };
+  const card = (name, first) => {
+    const big = BIG.has(first.kind);
+    const life = h("span", { title: "which life of the role this is" }), word = h("span", { class: "word" }), age = h("span", { class: "num" });
+    const doing = h("span", { class: "more" }), version = h("span", { class: "pill version" });
+    const bar = h("div", { class: "track" }, h("i", {})), stages = h("div", { class: "stages" });
+    const element = big
+      ? h("button", { class: "role", onclick: () => select(name) }, h("div", { class: "row" }, h("b", {}, name), life), h("div", { class: "row" }, word, age), bar, h("div", { class: "row" }, doing, version), stages)
+      : h("button", { class: "role mini", onclick: () => select(name) }, h("div", { class: "row" }, h("b", {}, name), h("span", {}, word, " ", life)), stages);
+    let known = "", now = first;
+    cards.set(name, {
+      element,
+      update: (role) => {
+        const text = JSON.stringify(role) + (selected === name);
+        if (text === known) return;
+        known = text;
+        now = role;
+        element.className = `role ${big ? "" : "mini"} ${tone(role)} ${selected === name ? "open" : ""}`;
+        element.title = `${name}: ${role.what}`;
+        element.setAttribute("aria-label", `${name}, ${role.state}${phase_word(role)}`);
+        set_text(word, big ? role.state + phase_word(role) : role.state === "healthy" && role.version !== undefined ? `healthy \u00b7 v${role.version}` : role.state);
+        set_text(life, role.life > 1 || big ? `life ${role.life}` : "");
+        if (big) {
+          const pulling = Object.values(shown?.pulls ?? {}).some((pull) => pull.to === name && pull.over < 0);
+          bar.style.visibility = typeof role.done === "number" ? "visible" : "hidden";
+          bar.firstChild.style.width = `${100 * (role.done ?? 0)}%`;
+          bar.firstChild.style.background = pulling ? "var(--rec)" : "var(--ok)";
+          set_text(doing, role.reason ?? role.doing ?? "");
+          version.style.display = typeof role.version === "number" ? "" : "none";
+          version.classList.toggle("behind", (role.lag ?? 0) > 0);
+          set_text(version, role.lag > 0 ? `v${role.version}, ${role.lag} behind` : `v${role.version}`);
+        }
+        stages.style.display = role.stages ? "" : "none";
+        if (role.stages) stages.replaceChildren(...STAGES.map((stage) => h("span", { class: stage }, stage, h("b", {}))));
+        element.update_stages = draw_stages;
+        draw_stages();
+      },
+      tick: () => {
+        if (big) set_text(age, ["stopped", "retired"].includes(now.state) ? "" : age_text(now));
+        draw_stages();
+      },
+    });
+    const age_text = (role) => { const quiet = view.now() - Math.max(role.progress_at, 0); return role.progress_at > 0.05 || role.state === "healthy" ? `progress ${span(Math.max(0, quiet))} ago` : ""; };
+    const draw_stages = () => {
+      const run = now.stages;
+      if (!run) return;
+      const open = STAGES.indexOf(run.on);
+      STAGES.forEach((stage, index) => {
+        const box = stages.children[index], took = run.took?.[stage];
+        box.className = `${stage} ${index === open ? "on" : typeof took === "number" || (open < 0 && run.total !== undefined) ? "past" : ""}`;
+        set_text(box.lastChild, index === open ? `${span(Math.max(0, view.now() - run.since))} \u2026` : typeof took === "number" ? span(took) : "");
+      });
+    };
+    return element;
+  };
+  const tick = () => {
+    for (const card of cards.values()) card.tick();
+    const quiet = view.heard(), job = shown?.head;
+    if (!job) return;
+    const over = ["done", "stopped", "failed"].includes(job.status);
+    fresh.className = `fresh ${!over && view.speed() > 0 && quiet > 5 ? "old" : ""}`;
+    set_text(fresh, over ? "ended" : view.speed() === 0 ? "standing still" : view.speed() !== 1 ? `recording \u00d7${view.speed()}` : quiet > 2.5 ? `no news for ${span(quiet)}` : "live");
+  };
+
+  const draw_story = (picture) => {
+    const lines = Object.values(picture.story ?? {});
+    story.replaceChildren(...lines.reverse().map(([t, , mood, words]) => h("li", { class: mood }, h("time", {}, span(t)), h("i", {}), h("span", {}, words))));
+    if (!lines.length) story.append(h("li", { class: "mut" }, "Nothing worth a word yet."));
+  };
+
+  const draw_pulls = () => {
+    if (!shown) return;
+    const now = view.now(), base = nodes.getBoundingClientRect(), drawn = [];
+    const marks = Object.values(shown.pulls ?? {}).sort((a, b) => a.t - b.t);
+    const newest = new Map(marks.map((pull) => [pull.to, pull]));
+    if (base.width && cards.size <= 60) for (const pull of newest.values()) {
+      const age = pull.over < 0 ? 0 : now - pull.over, from = cards.get(pull.from)?.element, to = cards.get(pull.to)?.element;
+      if (age > 3 || !from || !to) continue;
+      const a = from.getBoundingClientRect(), b = to.getBoundingClientRect();
+      const right = a.left + a.width / 2 < b.left + b.width / 2, same = Math.abs(a.left - b.left) < 40;
+      const x1 = (same ? a.left + a.width - 4 : right ? a.right : a.left) - base.left, y1 = a.top + a.height / 2 - base.top;
+      const x2 = (same ? b.left + b.width - 4 : right ? b.left : b.right) - base.left, y2 = b.top + b.height / 2 - base.top;
+      const bend = same ? 46 : 0, mid = [(x1 + x2) / 2 + bend * 0.75, (y1 + y2) / 2];
+      const path = same ? `M${x1},${y1} C${x1 + bend},${y1} ${x2 + bend},${y2} ${x2},${y2}` : `M${x1},${y1} C${mid[0]},${y1} ${mid[0]},${y2} ${x2},${y2}`;
+      const share = pull.bytes ? Math.round(100 * pull.done / pull.bytes) : 0;
+      const rate = pull.rate ? ` \u00b7 ${bytes(pull.rate)}/s` : "";
+      const label = pull.over < 0 ? `v${pull.v} \u00b7 ${share} %${rate} ${pull.via}` : `v${pull.v} \u2713${rate} ${pull.via}`;
+      const width = 6.1 * label.length + 12;
+      const group = svg("g", { class: pull.over < 0 ? "live" : "over", opacity: Math.max(0.15, 1 - age / 3) },
+        svg("path", { d: path }), svg("circle", { cx: x2, cy: y2, r: 4, fill: "var(--rec)" }),
+        svg("rect", { x: mid[0] - width / 2, y: mid[1] - 9, width, height: 18, rx: 9 }), svg("text", { x: mid[0], y: mid[1] + 4 }));
+      group.lastChild.textContent = label;
+      drawn.push(group);
+    }
+    pulls.replaceChildren(...drawn);
+  };
+
+  const select = (name) => {
+    selected = selected === name ? null : name;
+    detail = null;
+    for (const [other, card] of cards) card.update(shown.roles[other]);
+    below.classList.toggle("two", selected !== null);
+    if (selected === null) { drawer.replaceChildren(); return; }
+    open_detail();
+  };
+  const open_detail = async () => {
+    const name = selected;
+    drawer.replaceChildren(h("div", { class: "detail" }, h("h3", {}, name), h("p", { class: "mut" }, "\u2026")));
+    const answer = await view.ask("inspect", { role: name });
+    if (selected !== name) return;
+    detail = answer.value ?? null;
+    const body = h("div", {}), said = h("p", { class: "answer" });
+    const tabs = ["history", "logs", "stack"].map((key) => h("button", { role: "tab", "aria-selected": String(tab === key), onclick: () => { tab = key; open_detail(); } }, key));
+    drawer.replaceChildren(h("div", { class: "detail" },
+      h("div", { class: "bar", role: "tablist" }, h("h3", {}, name, " ", h("span", { class: "mut" }, shown.roles[name]?.what ?? "")), tabs, h("button", { "aria-label": "close", onclick: () => select(name) }, "\u00d7")),
+      acts(name, said), said, body));
+    if (answer.error) { said.className = "answer error"; set_text(said, answer.error); return; }
+    if (tab === "history") body.replaceChildren(history(detail));
+    else {
+      body.replaceChildren(h("p", { class: "mut" }, "\u2026"));
+      const found = await view.ask(tab, { role: name });
+      if (selected !== name) return;
+      if (found.error) body.replaceChildren(h("p", { class: "mut" }, found.error));
+      else if (tab === "logs") body.replaceChildren(h("pre", { tabindex: "0" }, found.value.join("\n") || "(the log is empty)"));
+      else body.replaceChildren(...found.value.map((stack) => h("div", {}, h("p", { class: "mut" }, `life ${stack.life}, just before it was killed`), h("pre", { tabindex: "0" }, stack.text))),
+        ...(found.value.length ? [] : [h("p", { class: "mut" }, "None yet: a stack is kept when a role hangs and is killed for it.")]));
+    }
+  };
+  const history = (found) => h("ul", { class: "story" }, [...found.history].reverse().map(([t, , mood, words]) => h("li", { class: mood }, h("time", {}, span(t)), h("i", {}), h("span", {}, words))));
+  const acts = (name, said) => {
+    if (!detail?.live || detail.right < 2) return null;
+    const act = (label, verb, args, title) => {
+      const button = h("button", { class: "danger", title, onclick: async () => {
+        const sure = button.classList.contains("sure");
+        button.disabled = true;
+        const answer = await view.ask(verb, { role: name, ...args, ...(sure ? { sure: true } : {}) });
+        button.disabled = false;
+        button.classList.toggle("sure", Boolean(answer.confirm));
+        set_text(button, answer.confirm ? `${label}: really?` : label);
+        said.className = `answer ${answer.error ? "error" : ""}`;
+        set_text(said, answer.confirm ?? answer.error ?? answer.value?.said ?? "done");
+      } }, label);
+      return button;
+    };
+    return h("div", { class: "acts" }, h("span", { class: "mut" }, "Make it fail:"),
+      act("Kill", "kill", {}, "SIGKILL: the process is gone at once"),
+      act("Hang", "hang", { seconds: 0 }, "SIGSTOP: the process stands still; nobody is told"),
+      act("Hang 10 s", "hang", { seconds: 10 }, "SIGSTOP, and it goes on after 10 s"));
+  };
+
+  const observer = new ResizeObserver(() => draw_pulls());
+  observer.observe(nodes);
+  return () => { observer.disconnect(); view.close(); };
+}
+export default { render };

@@ -1,0 +1,129 @@
+// What all views share: the model's picture, time in the run, colours, and building of elements. Texts become text nodes, never markup.
+const h = (tag, attributes, ...children) => {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+};
+const SVG = "http://www.w3.org/2000/svg";
+const svg = (tag, attributes, ...children) => {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes ?? {})) element.setAttribute(name, String(value));
+  element.append(...children);
+  return element;
+};
+
+const merge = (old, patch) => {
+  const merged = { ...old };
+  for (const [key, value] of Object.entries(patch)) {
+    if (value === null) delete merged[key];
+    else if (typeof value === "object" && !Array.isArray(value)) {
+      const before = merged[key];
+      merged[key] = merge(before && typeof before === "object" && !Array.isArray(before) ? before : {}, value);
+    } else merged[key] = value;
+  }
+  return merged;
+};
+
+const parse = (text) => { try { return JSON.parse(text || "{}"); } catch { return {}; } };
+
+const span = (seconds) => {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "";
+  if (seconds < 0.0995) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
+  if (seconds < 99.5) return `${Math.round(seconds)} s`;
+  return seconds < 5970 ? `${Math.floor(seconds / 60)} min ${String(Math.round(seconds % 60)).padStart(2, "0")} s` : `${(seconds / 3600).toFixed(1)} h`;
+};
+const bytes = (count) => {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let unit = 0;
+  while (count >= 999.5 && unit < units.length - 1) { count /= 1000; unit += 1; }
+  return `${count >= 100 || unit === 0 ? Math.round(count) : count.toPrecision(2)} ${units[unit]}`;
+};
+const whole = (count) => Number(count).toLocaleString("en").replaceAll(",", "\u2009");
+
+// The view's own handle on its model: `draw(picture)` at most once per frame, `tick()` four times a second while the page is seen.
+const open_view = (model, el, name, draw, tick) => {
+  const root = h("div", { class: `rrl rrl-${name}` });
+  el.append(h("style", {}, CSS), root);
+  let keyframe = null, key = 0, picture = null, delta = {}, at = performance.now(), waiting = false, closed = false;
+  const take = () => {
+    const text = model.get("full");
+    if (text !== keyframe) { keyframe = text; const full = parse(text); key = full.key; picture = full.picture ?? {}; }
+    const news = parse(model.get("delta"));
+    if (news.key !== key) return false;
+    if (news.n !== delta.n) { delta = news; at = performance.now(); }
+    return true;
+  };
+  const paint = () => {
+    waiting = false;
+    if (closed || !take()) return;
+    try { draw(merge(picture, delta.patch ?? {})); tick?.(); } catch (error) { console.error(`robustrl ${name}:`, error); }
+  };
+  const soon = () => { if (!waiting && !closed) { waiting = true; requestAnimationFrame(paint); } };
+  const answers = new Map();
+  const answered = () => {
+    const answer = parse(model.get("answer"));
+    answers.get(answer.id)?.(answer);
+    answers.delete(answer.id);
+  };
+  model.on("change:full", soon);
+  model.on("change:delta", soon);
+  model.on("change:answer", answered);
+  const stop_theme = follow_theme(root);
+  const timer = setInterval(() => { if (!document.hidden && root.isConnected) tick?.(); }, 250);
+  soon();
+  return {
+    root,
+    now: () => (delta.now ?? 0) + (performance.now() - at) / 1000 * Math.min(delta.speed ?? 0, 100),
+    heard: () => (performance.now() - at) / 1000,
+    speed: () => delta.speed ?? 0,
+    // Resolves to {value}, {error} or {confirm}.
+    ask: (verb, args) => new Promise((resolve) => {
+      const id = `${Date.now().toString(36)}${Math.random().toString(36).slice(2, 10)}`;
+      answers.set(id, resolve);
+      setTimeout(() => { if (answers.delete(id)) resolve({ error: "no answer within 20 s: is the kernel busy, or gone?" }); }, 20000);
+      model.set("command", JSON.stringify({ id, verb, args: args ?? {} }));
+      model.save_changes();
+    }),
+    redraw: soon,
+    close: () => {
+      closed = true;
+      clearInterval(timer);
+      stop_theme();
+      model.off("change:full", soon);
+      model.off("change:delta", soon);
+      model.off("change:answer", answered);
+    },
+  };
+};
+
+// Light or dark is what the page around the view is.
+const follow_theme = (root) => {
+  const light = () => {
+    const host = document.body?.dataset.jpThemeLight ?? document.documentElement.dataset.theme;
+    if (host !== undefined) return host !== "false" && host !== "dark";
+    for (let node = root.parentNode; node; node = node.parentNode ?? node.host) {
+      const colour = node instanceof Element && getComputedStyle(node).backgroundColor.match(/[\d.]+/g);
+      if (colour && (colour.length < 4 || Number(colour[3]) > 0.5)) return 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 128;
+    }
+    return !matchMedia("(prefers-color-scheme: dark)").matches;
+  };
+  const apply = () => { const theme = light() ? "light" : "dark"; if (root.dataset.theme !== theme) root.dataset.theme = theme; };
+  const observer = new MutationObserver(apply);
+  for (const node of [document.body, document.documentElement]) if (node) observer.observe(node, { attributes: true });
+  const media = matchMedia("(prefers-color-scheme: dark)");
+  media.addEventListener("change", apply);
+  requestAnimationFrame(apply);
+  apply();
+  return () => { observer.disconnect(); media.removeEventListener("change", apply); };
+};
+
+const colour = (root, name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
+const set_text = (element, text) => { if (element.textContent !== text) element.textContent = text; };
+const set_class = (element, name) => { if (element.className !== name) element.className = name; };

@@ -1,0 +1,96 @@
+// Timeline: one lane per role, its phases and recoveries as bars, faults and steps as marks. Drawn by Bokeh, fed here.
+const WORDS = { w: "working", i: "waiting (normal)", d: "detect", r: "restart", c: "reconnect / pull", s: "starting up" };
+const PAINT = { w: "work", i: "idle", d: "det", r: "res", c: "rec", s: "soft" };
+const WINDOWS = [30, 60, 120, 300, 1200];
+
+const load_bokeh = async (model) => {
+  if (!window.Bokeh?.embed) {
+    const script = document.createElement("script");
+    script.textContent = model.get("bokeh_js");
+    document.head.append(script);
+  }
+  return window.Bokeh;
+};
+
+async function render({ model, el }) {
+  let shown = null, plot = null, sources = null, follow = true, width = 60, palette = "", order = "";
+  const place = h("div", { style: { width: "100%" } });
+  const follows = h("button", { "aria-pressed": "true", title: "keep the present at the right edge", onclick: () => { follow = !follow; sync(); scroll(); } }, "follow");
+  const all = h("button", { title: "the whole run", onclick: () => { follow = false; sync(); fit(); } }, "whole run");
+  const windows = h("select", { "aria-label": "seconds shown", onchange: (event) => { width = Number(event.target.value); follow = true; sync(); scroll(); } },
+    WINDOWS.map((seconds) => h("option", { value: seconds, selected: seconds === width }, `last ${span(seconds)}`)));
+  const swatch = (name, words, line) => h("span", {}, h("i", { style: { background: `var(--${name})`, "border-color": line ? "var(--mut)" : "transparent" } }), words);
+  const legend = h("div", { class: "legend" }, swatch("work", "working"), swatch("idle", "waiting (normal)", true), swatch("det", "detect"), swatch("res", "restart"), swatch("rec", "reconnect / pull"), swatch("soft", "starting up", true),
+    h("span", {}, "\u26a1 fault or failure"), h("span", {}, "| optimizer step"), h("span", { class: "push" }, windows, follows, all));
+  const view = open_view(model, el, "timeline", (picture) => { shown = picture; update(); }, () => scroll());
+  view.root.append(h("h2", {}, "Timeline"), legend, place);
+  const sync = () => follows.setAttribute("aria-pressed", String(follow));
+
+  const Bokeh = await load_bokeh(model);
+  const found = await Bokeh.embed.embed_item({ ...JSON.parse(model.get("figure")), target_id: null }, place);
+  const by_name = (name) => plot.document.get_model_by_name(name);
+  const top = found.model ?? [...(found.roots ?? found)][0].model;
+  plot = top;
+  sources = { bars: by_name("bars"), marks: by_name("marks"), steps: by_name("steps"), now: by_name("now") };
+  place.addEventListener("pointerdown", () => { follow = false; sync(); });
+  place.addEventListener("wheel", () => { follow = false; sync(); }, { passive: true });
+
+  const paint = () => {
+    const theme = view.root.dataset.theme;
+    if (palette === theme) return;
+    palette = theme;
+    const get = (name) => colour(view.root, name);
+    plot.setv({ background_fill_color: get("bg"), border_fill_color: get("bg") });
+    for (const axis of [...plot.below, ...plot.left]) axis.setv({ major_label_text_color: get("ink"), axis_label_text_color: get("mut"), axis_line_color: get("line"), major_tick_line_color: get("line"), minor_tick_line_color: null,
+      axis_label_text_font_style: "normal", axis_label_text_font_size: "11px", major_label_text_font_size: "12px" });
+    for (const grid of plot.center.filter((model) => model.type === "Grid")) grid.setv({ grid_line_color: grid.dimension === 0 ? get("line") : null });
+    sources.now.line_color = get("mut");
+  };
+  const update = () => {
+    if (!plot || !shown) return;
+    paint();
+    const lanes = shown.order ?? [], now = view.now(), get = Object.fromEntries(Object.entries(PAINT).map(([code, name]) => [code, colour(view.root, name)]));
+    const edge = colour(view.root, "line");
+    if (JSON.stringify(lanes) !== order) {
+      order = JSON.stringify(lanes);
+      plot.y_range.factors = [...lanes].reverse();
+      plot.height = Math.max(170, 64 + 25 * Math.min(lanes.length, 40));
+    }
+    const data = { role: [], left: [], right: [], fill: [], edge: [], alpha: [], what: [], phase: [], took: [] };
+    for (const role of lanes) {
+      const chunks = shown.lanes?.[role] ?? {};
+      for (const chunk of Object.keys(chunks).sort((a, b) => a - b)) for (const [start, end, code, phase] of chunks[chunk]) {
+        const right = end < 0 ? Math.max(now, start) : end;
+        data.role.push(role); data.left.push(start); data.right.push(right); data.fill.push(get[code] ?? edge);
+        data.edge.push(code === "i" || code === "s" ? edge : get[code] ?? edge); data.alpha.push(1);
+        data.what.push(WORDS[code] ?? code); data.phase.push((phase || "-").replaceAll("_", " ")); data.took.push(span(right - start));
+      }
+    }
+    sources.bars.data = data;
+    const marks = Object.values(shown.marks ?? {});
+    sources.marks.data = { role: marks.map((mark) => mark[1]), t: marks.map((mark) => mark[0]), words: marks.map((mark) => mark[3]), glyph: marks.map(() => "\u26a1") };
+    sources.steps.data = { t: (shown.steps ?? []).map((step) => step[0]), step: (shown.steps ?? []).map((step) => step[1]) };
+    scroll();
+  };
+  const scroll = () => {
+    if (!plot) return;
+    paint();
+    const now = view.now();
+    sources.now.location = now;
+    if (follow) plot.x_range.setv({ start: Math.max(0, now - width), end: Math.max(width, now) + width * 0.01 });
+    const bars = sources.bars, ends = bars.data.right;
+    if (ends?.length && view.speed() > 0) {
+      const lanes = shown.lanes ?? {};
+      let index = 0, grown = false;
+      for (const role of shown.order ?? []) for (const chunk of Object.keys(lanes[role] ?? {}).sort((a, b) => a - b)) for (const bar of lanes[role][chunk]) {
+        if (bar[1] < 0 && index < ends.length) { ends[index] = Math.max(now, bar[0]); grown = true; }
+        index += 1;
+      }
+      if (grown) bars.change.emit();
+    }
+  };
+  const fit = () => plot?.x_range.setv({ start: 0, end: Math.max(10, view.now()) * 1.01 });
+  update();
+  return () => view.close();
+}
+export default { render };

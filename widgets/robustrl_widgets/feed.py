@@ -1,0 +1,156 @@
+"""The thread between a run and its views: folds entries, draws the pictures that somebody looks at, and hands them to the pages' sinks.
+
+Promised: at most `RATE` messages a second and view, whatever the run does, and none while nothing changes but one a second as a sign of
+life; whoever subscribes gets the whole picture at once; the thread is there while somebody looks, and no longer. Sinks are called from this
+thread: they hand over and return. Commands run on a thread of their own, one after the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .channel import Channel
+from .scene import Scene
+from .sources import Source
+
+RATE = 4.0
+"""Pictures a second."""
+_SIGN_OF_LIFE = 1.0
+_BATCH = 5000
+"""Entries folded while the lock is held."""
+log = logging.getLogger(__name__)
+
+Sink = Callable[[str, Channel], None]
+"""Called with what is new (``full`` or ``delta``) and the channel that holds it."""
+
+
+class Subscription:
+    def __init__(self, feed: Feed, view: str, sink: Sink) -> None:
+        self.view, self.sink = view, sink
+        self._feed = feed
+
+    def close(self) -> None:
+        self._feed._unsubscribe(self)
+
+
+class Feed:
+    def __init__(self, source: Source, clock: Callable[[], float] = time.monotonic) -> None:
+        self.source = source
+        self.scene = Scene()
+        self.lock = threading.RLock()
+        """Held while the scene changes and while a picture is drawn."""
+        self._clock = clock
+        self._generation = source.generation
+        self._subscriptions: list[Subscription] = []
+        self._channels: dict[str, tuple[Channel, float]] = {}
+        """View -> its channel, and when it was last sent."""
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._tasks: queue.Queue[Callable[[], None]] = queue.Queue(maxsize=64)
+        self._worker: threading.Thread | None = None
+        self._complaint = ""
+
+    def subscribe(self, view: str, sink: Sink) -> Subscription:
+        """From now on ``sink`` is called for this view, at once with all there is."""
+        subscription = Subscription(self, view, sink)
+        with self.lock:
+            self._fold()
+            what, channel = self._draw(view)
+            for other in self._subscriptions:
+                if what and other.view == view:
+                    other.sink(what, channel)
+            self._subscriptions.append(subscription)
+            sink("full", channel)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="robustrl-views", daemon=True)
+                self._thread.start()
+        return subscription
+
+    def later(self, task: Callable[[], None]) -> None:
+        """Runs ``task`` on the thread for commands. Raises queue.Full if too many wait already."""
+        self._tasks.put_nowait(task)
+        with self.lock:
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="robustrl-view-commands", daemon=True)
+                self._worker.start()
+
+    def look(self) -> None:
+        """Draw soon, for something was changed by hand."""
+        self._wake.set()
+
+    def step(self) -> None:
+        """Folds what came and sends what changed."""
+        with self.lock:
+            self._fold()
+            views = {subscription.view for subscription in self._subscriptions}
+            news = {view: self._draw(view) for view in views}
+            subscriptions = list(self._subscriptions)
+        for subscription in subscriptions:
+            what, channel = news.get(subscription.view, ("", None))
+            if what and channel is not None:
+                subscription.sink(what, channel)
+
+    # -- inside ----------------------------------------------------------------------------------------------------------------------------
+
+    def _unsubscribe(self, subscription: Subscription) -> None:
+        with self.lock:
+            if subscription in self._subscriptions:
+                self._subscriptions.remove(subscription)
+            views = {other.view for other in self._subscriptions}
+            self._channels = {view: item for view, item in self._channels.items() if view in views}
+        self._wake.set()
+
+    def _fold(self) -> None:
+        entries = self.source.take()
+        if self.source.generation != self._generation:
+            self._generation, self.scene = self.source.generation, Scene()
+        for entry in entries:
+            self.scene.apply(entry)
+
+    def _draw(self, view: str) -> tuple[str, Channel]:
+        channel, sent = self._channels.get(view, (Channel(), 0.0))
+        now = self.source.now()
+        what = channel.push(self.scene.picture(view, now), now, self.source.speed)
+        if not what and self.source.speed and self._clock() - sent >= _SIGN_OF_LIFE:
+            what = "delta"
+        self._channels[view] = (channel, self._clock() if what else sent)
+        return what, channel
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(1 / RATE)
+            began = self._clock()
+            self._wake.clear()
+            with self.lock:
+                if not self._subscriptions:
+                    self._thread = None
+                    return
+            try:
+                self.step()
+            except Exception as error:  # a view that cannot be drawn must not end all others, and is said in the log of whoever shows it
+                if repr(error) != self._complaint:
+                    self._complaint = repr(error)
+                    log.exception("a view could not be drawn")
+            rest = 1 / RATE - (self._clock() - began)
+            if self._wake.is_set() and rest > 0:
+                time.sleep(rest)  # a wake-up makes nothing faster than the rate
+
+    def _work(self) -> None:
+        while True:
+            try:
+                task = self._tasks.get(timeout=5.0)
+            except queue.Empty:
+                with self.lock:
+                    if self._tasks.empty():
+                        self._worker = None
+                        return
+                continue
+            try:
+                task()
+            except Exception:  # what a command raises for people is its answer; this is a defect
+                log.exception("a command of a view failed")

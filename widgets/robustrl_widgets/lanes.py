@@ -1,0 +1,150 @@
+"""The timeline of a run: one lane per role, its phases and recoveries as bars, faults and steps as marks. Fed from the log, pure, bounded.
+
+A bar is [start, end, code, phase]; the last one of a lane is open (end -1) and reaches to now. A detection reaches back to the last sign of
+life, which is known only afterwards: bars behind that moment are replaced.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from robustrl.core import events as ev
+from robustrl.core.roles import QUIET, Phase, RoleState
+from robustrl.core.run_state import RunState
+
+from .episodes import Episodes
+
+WORK, IDLE, DETECT, RESTART, RECONNECT, START, OFF = "w", "i", "d", "r", "c", "s", "x"
+CODES = {WORK: "working", IDLE: "waiting (normal)", DETECT: "detect", RESTART: "restart", RECONNECT: "reconnect / pull",
+         START: "starting up", OFF: "ended"}
+BARS = 6000
+"""In all lanes together, at most."""
+_LEAST_PER_LANE = 60
+_MARKS = 300
+_CHUNK = 16
+"""Bars that travel together: a delta resends those of the last chunk."""
+
+Bar = list[float | str]
+
+
+class Lane:
+    def __init__(self) -> None:
+        self.bars: deque[Bar] = deque()
+        self.dropped = 0
+        """Bars that were forgotten at the front."""
+
+    def begin(self, t: float, code: str, phase: str) -> None:
+        """From ``t`` on this is what the role does; nothing happens where it did that already."""
+        if self.bars and self.bars[-1][2:] == [code, phase]:
+            return
+        self.end(t)
+        if code != OFF:
+            self.bars.append([t, -1.0, code, phase])
+
+    def end(self, t: float) -> None:
+        if self.bars and self.bars[-1][1] == -1.0:
+            self.bars[-1][1] = t
+            if self.bars[-1][0] >= t:
+                self.bars.pop()
+
+    def replace_from(self, onset: float, t: float, code: str, phase: str) -> None:
+        """What was drawn after ``onset`` was none: it was this, until ``t``."""
+        while self.bars and float(self.bars[-1][0]) >= onset:
+            self.bars.pop()
+        self.end(t)
+        if self.bars and float(self.bars[-1][1]) > onset:
+            self.bars[-1][1] = onset
+        if t > onset:
+            self.bars.append([onset, t, code, phase])
+
+    def keep(self, most: int) -> None:
+        while len(self.bars) > most:
+            self.bars.popleft()
+            self.dropped += 1
+
+
+class Lanes:
+    def __init__(self) -> None:
+        self.lanes: dict[str, Lane] = {}
+        self.marks: deque[list[float | str]] = deque(maxlen=_MARKS)
+        """[time, role, kind, words]; kind: fault or verdict."""
+        self.steps: deque[list[float]] = deque(maxlen=_MARKS)
+        """[time, optimizer step]."""
+
+    def apply(self, entry: ev.Entry, state: RunState, episodes: Episodes) -> None:
+        """Takes the next entry in; ``state`` and ``episodes`` have it already."""
+        t = entry.t - state.t0
+        match entry.event:
+            case ev.RoleSample(role=role) | ev.RoleReady(role=role):
+                self._follow(role, t, state, episodes)
+            case ev.RoleStarted(role=role):
+                self.lanes.setdefault(role, Lane())
+                self._share()
+                self._follow(role, t, state, episodes)
+            case ev.Verdict(role=role, kind="suspect", onset=onset) if role in self.lanes:
+                self._detected(role, onset - state.t0, t, DETECT)
+            case ev.RoleStateChanged(role=role, new="failed") if (episode := episodes.last_of(role)) and role in self.lanes:
+                onset = episode.record.onset - state.t0
+                self._detected(role, onset, t, RESTART)
+                self._mark(onset, role, "verdict", f"rule {episode.record.rule}" if episode.record.rule else "failed")
+            case ev.RoleStateChanged(role=role):
+                self._follow(role, t, state, episodes)
+            case ev.FaultInjected(role=role, phase=phase, fault=fault):
+                self._mark(t, role, "fault", f"fault {fault} in phase {phase}" if phase else f"fault {fault}")
+            case ev.OptimizerStepCommitted(step=step):
+                self.steps.append([t, step])
+            case ev.RunEnded():
+                for lane in self.lanes.values():
+                    lane.end(t)
+
+    def _detected(self, role: str, onset: float, t: float, then: str) -> None:
+        self.lanes[role].replace_from(max(0.0, min(onset, t)), t, DETECT, "")
+        self.lanes[role].begin(t, then, "")
+
+    def _mark(self, t: float, role: str, kind: str, words: str) -> None:
+        near = [mark for mark in self.marks if mark[1] == role and abs(float(mark[0]) - t) < 1.0]
+        if not (kind == "verdict" and near):  # the fault that it found stands there already
+            self.marks.append([round(t, 3), role, kind, words])
+
+    def _follow(self, role: str, t: float, state: RunState, episodes: Episodes) -> None:
+        view, lane = state.roles.get(role), self.lanes.get(role)
+        if view is None or lane is None:
+            return
+        phase = view.phase
+        match view.state:
+            case RoleState.STARTING:
+                code, phase = START, ""
+            case RoleState.FAILED | RoleState.RESTARTING:
+                code, phase = RESTART, ""
+            case RoleState.STALE:
+                code = RECONNECT if view.incarnation > 1 else START
+            case RoleState.SUSPECT:
+                code = DETECT
+            case RoleState.STOPPED:
+                code = OFF
+            case _:
+                code = RECONNECT if phase == Phase.PULL or episodes.open_of(role) else IDLE if not phase or phase in QUIET else WORK
+        lane.begin(t, code, phase)
+        lane.keep(self._most)
+
+    _most = BARS
+
+    def _share(self) -> None:
+        self._most = max(_LEAST_PER_LANE, BARS // max(1, len(self.lanes)))
+        for lane in self.lanes.values():
+            lane.keep(self._most)
+
+    def picture(self) -> dict[str, object]:
+        return {
+            "lanes": {role: _chunks(lane) for role, lane in self.lanes.items()},
+            "marks": {str(index): mark for index, mark in enumerate(self.marks)},
+            "steps": [[round(t, 3), step] for t, step in self.steps],
+        }
+
+
+def _chunks(lane: Lane) -> dict[str, list[list[float | str]]]:
+    """Chunk number, counted from the lane's first bar ever -> its bars, in milliseconds where that is exact enough."""
+    chunks: dict[str, list[list[float | str]]] = {}
+    for place, (start, end, code, phase) in enumerate(lane.bars, lane.dropped):
+        chunks.setdefault(str(place // _CHUNK), []).append([round(float(start), 2), round(float(end), 2), code, phase])
+    return chunks

@@ -1,0 +1,96 @@
+"""Curves over the run: reward, accuracy, tokens per second, step time by phase, version lag, both ETTRs. Pure, thinned to a bounded size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from robustrl.core import events as ev
+from robustrl.core.roles import Phase, RoleKind
+from robustrl.core.run_state import RunState
+
+if TYPE_CHECKING:
+    from .scene import Scene
+
+_POINTS = 300
+_EVERY = 1.0
+"""Seconds between two points of a curve over time, at first; doubled each time the curve is full."""
+
+
+class Curves:
+    """What is sampled along the log because the state does not remember it."""
+
+    def __init__(self) -> None:
+        self.mode = ""
+        self.times: list[float] = []
+        self.tokens: dict[str, list[float]] = {}
+        self.lag: list[int] = []
+        self._every, self._next = _EVERY, 0.0
+        self._most: dict[str, tuple[int, int]] = {}
+
+    def apply(self, entry: ev.Entry, state: RunState) -> None:
+        match entry.event:
+            case ev.RoleSample(role=role, phase=Phase.TRAIN, step=step, pending=pending):
+                known, most = self._most.get(role, (step, 0))
+                self._most[role] = (step, max(most, pending) if known == step else pending)
+            case ev.RecoverySettings(mode=mode):
+                self.mode = mode
+            case ev.RunStarted(config=config):
+                self.mode = self.mode or str(config.get("recovery_mode", ""))
+        t = entry.t - state.t0
+        if t >= self._next:
+            self._next = t + self._every
+            self._point(t, state)
+
+    def micro_batches(self, role: str) -> int:
+        """The most that were left in this step of the trainer."""
+        return self._most.get(role, (0, 0))[1]
+
+    def ettr(self) -> dict[str, float] | None:
+        return None
+
+    def _point(self, t: float, state: RunState) -> None:
+        rates = state.tokens_per_second()
+        lags = [state.newest - state.committed[role] for role, view in state.roles.items()
+                if view.kind is RoleKind.ROLLOUT and role in state.committed]
+        self.times.append(round(t, 1))
+        self.lag.append(max(lags, default=0))
+        for role in {*rates, *self.tokens}:
+            curve = self.tokens.setdefault(role, [0.0] * (len(self.times) - 1))
+            curve.append(round(rates.get(role, 0.0), 1))
+        if len(self.times) > _POINTS:
+            self._every *= 2
+            self.times, self.lag = self.times[::2], self.lag[::2]
+            self.tokens = {role: curve[::2] for role, curve in self.tokens.items()}
+
+
+def thin(rows: list[Any]) -> list[Any]:
+    """At most `_POINTS` of them, evenly, the last one always."""
+    step = -(-len(rows) // _POINTS)
+    return rows if step <= 1 else rows[:-1][::step] + rows[-1:]
+
+
+def picture(scene: Scene, now: float) -> dict[str, Any]:
+    from .board import head
+
+    state, curves = scene.state, scene.curves
+    phases = sorted({name for row in state.metrics[-_POINTS:] for name in row if name.startswith("seconds_")})
+    rows = thin(state.metrics)
+    return {
+        "head": head(scene),
+        "steps": [int(row["step"]) for row in rows],
+        "at": [round(row["t"], 1) for row in rows],
+        "reward": [_round(row.get("reward")) for row in rows],
+        "phases": {name.removeprefix("seconds_"): [_round(row.get(name, 0.0)) for row in rows] for name in phases},
+        "accuracy": [[done.version, round(done.accuracy, 4)] for done in thin(state.evaluations)],
+        "times": list(curves.times), "tokens": {role: list(curve) for role, curve in curves.tokens.items()}, "lag": list(curves.lag),
+        "ledger": msgspec.to_builtins(state.ledger.balance()),
+        "outages": [[round(episode.record.onset - state.t0, 1),
+                     round((episode.record.back if episode.record.back is not None else state.t) - state.t0, 1), episode.record.role]
+                    for episode in scene.episodes.all],
+    }
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None or value != value or abs(value) == float("inf") else float(f"{value:.4g}")

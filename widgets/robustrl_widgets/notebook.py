@@ -1,0 +1,94 @@
+"""The views in a notebook: the shared ESM files as anywidgets, fed by the run's `Feed`.
+
+They are alive while a cell runs: pictures come from a plain thread, and clicks are taken on the comm's own subshell where the kernel has
+one. A widget that is closed leaves nothing behind. Left out: what is drawn, and what a click does.
+"""
+
+from __future__ import annotations
+
+import html
+import warnings
+from typing import Any
+
+import anywidget
+import msgspec
+import traitlets
+
+from . import assets
+from .channel import Channel
+from .commands import Answer, Commander, Right
+from .feed import Feed
+
+
+class View(anywidget.AnyWidget):
+    """One view of one run. ``close()`` ends it."""
+
+    view = ""
+    full = traitlets.Unicode("{}").tag(sync=True)
+    delta = traitlets.Unicode("{}").tag(sync=True)
+    command = traitlets.Unicode("").tag(sync=True)
+    answer = traitlets.Unicode("{}").tag(sync=True)
+
+    def __init__(self, feed: Feed, right: Right = Right.INSTRUCTOR) -> None:
+        super().__init__()
+        _take_clicks_while_a_cell_runs(self.comm)
+        self._commander = Commander(feed, right, may_play=True)
+        self.observe(self._commanded, "command")
+        self._subscription = feed.subscribe(self.view, self._show)
+
+    def _show(self, what: str, channel: Channel) -> None:
+        if self.comm is None:  # closed
+            return
+        with self.hold_sync():
+            if what == "full":
+                self.full = channel.full
+            self.delta = channel.delta
+
+    def _commanded(self, change: Any) -> None:
+        if change["new"]:
+            self._commander.take(change["new"], self._answer)
+
+    def _answer(self, answer: Answer) -> None:
+        if self.comm is not None:
+            self.answer = msgspec.json.encode(answer).decode()
+
+    def close(self) -> None:
+        if (subscription := getattr(self, "_subscription", None)) is not None:
+            subscription.close()
+        super().close()
+
+
+class RoleBoard(View):
+    view, _esm = "board", assets.esm("board")
+
+
+class Timeline(View):
+    view, _esm = "timeline", assets.esm("timeline")
+    figure = traitlets.Unicode().tag(sync=True)
+    bokeh_js = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, feed: Feed, right: Right = Right.INSTRUCTOR) -> None:
+        from .figure import timeline_json
+
+        self.set_trait("figure", timeline_json())
+        self.set_trait("bokeh_js", assets.bokeh_js())
+        super().__init__(feed, right)
+
+
+def _take_clicks_while_a_cell_runs(comm: Any) -> None:
+    """ipykernel 7 sends a comm's messages to the subshell of its last *reply*, and a view has none: it would wait for the running cell. The
+    message's own subshell, which JupyterLab makes for each comm, is the right one. Elsewhere clicks wait until the cell has ended.
+    """
+    if comm is not None and callable(getattr(comm, "_reply_subshell_for", None)):
+        comm._reply_subshell_for = lambda data, default: default
+
+
+def bundle(widgets: list[View], static: str, text: str) -> dict[str, Any]:
+    """What IPython displays: the live views, and beside them the static form for where nothing can be live."""
+    import ipywidgets
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        box = widgets[0] if len(widgets) == 1 else ipywidgets.VBox(widgets, layout={"width": "100%"})
+    view = {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
+    return {"text/plain": text, "text/html": static or html.escape(text), "application/vnd.jupyter.widget-view+json": view}

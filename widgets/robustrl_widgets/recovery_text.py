@@ -1,0 +1,86 @@
+"""One recovery explained: what was seen, which rule fired, what was done, what went on meanwhile. Pure words from the log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .episodes import Episode
+from .words import LONG, count, cut, seconds
+
+if TYPE_CHECKING:
+    from robustrl.core.run_state import RunState
+
+    from .scene import Scene
+
+SHOWN = 12
+
+
+def seen(episode: Episode) -> str:
+    """What was seen, as a sentence for people."""
+    record, evidence = episode.record, episode.evidence
+    role, limit = record.role, seconds(episode.threshold)
+    phase = f" in phase {evidence['phase']}" if evidence.get("phase") else ""
+    stopped = " Its process was stopped (state T)." if evidence.get("process") in ("T", "t") else ""
+    match record.rule:
+        case "exited":
+            return f"The process of {role} ended{phase} ({cut(evidence.get('cause') or 'no cause known')})."
+        case "exception":
+            return f"{role} raised {cut(evidence.get('error', 'an error'))}{phase}: {cut(evidence.get('text', ''))}"
+        case "node_lost":
+            return f"Node {cut(evidence.get('node', '?'))} of {role} is gone: {cut(evidence.get('reason', ''))}."
+        case "heartbeat":
+            return f"{role} made no token{phase} and left {evidence.get('strikes', 1)} heartbeat(s) unanswered.{stopped}"
+        case "no_compute":
+            return f"{role} used no compute for {limit}{phase}.{stopped}"
+        case "no_marks":
+            return f"{role} was busy for {limit}{phase}, and no micro-batch ended.{stopped}"
+        case "silent":
+            return f"The loop of {role} did not come round for {limit}{phase}.{stopped}"
+        case "":
+            return cut(f"{role} failed: {record.cause}" if record.cause else f"{role} is started anew.")
+        case rule:
+            return f"{role} tripped rule {cut(rule)} (limit {limit}){phase}.{stopped}"
+
+
+def done(episode: Episode) -> str:
+    record = episode.record
+    if record.decided is None:
+        return "Nothing was decided yet." if not record.outcome else "Nothing was done about it."
+    who = "All roles were restarted" if record.mode == "full" else f"Only {' and '.join(record.roles)} was restarted"
+    how = f", {record.standby} took over" if record.standby else ""
+    tries = f", in {record.attempts} attempts" if record.attempts > 1 else ""
+    restored = f" It went on from {cut(episode.restored)}." if episode.restored else ""
+    return f"{who}{how}{tries}.{restored}"
+
+
+def moved(episode: Episode | None) -> str:
+    if episode is None or not episode.moved:
+        return ""
+    parts = [f"{len(kept)} at {target}" for target, kept in episode.moved.items()]
+    total = sum(len(kept) for kept in episode.moved.values())
+    tokens = sum(sum(kept) for kept in episode.moved.values())
+    kept = f", {count(tokens)} tokens are kept" if tokens else ", from the start"
+    return f"{total} unfinished answers of {episode.record.role} go on: {', '.join(parts)}{kept}."
+
+
+def meanwhile(episode: Episode) -> str:
+    others = f"the others made {count(episode.meanwhile_tokens)} tokens and {episode.meanwhile_steps} optimizer steps"
+    return f"Meanwhile {others}."
+
+
+def picture(episode: Episode, state: RunState) -> dict[str, Any]:
+    record, t0 = episode.record, state.t0
+    times = {"onset": record.onset, "detected": record.detected, "ready": record.ready, "back": record.back}
+    return {
+        "n": record.number, "role": record.role, "roles": list(record.roles), "life": record.incarnation, "rule": cut(record.rule),
+        "mode": record.mode, "standby": cut(record.standby), "outcome": record.outcome, "stage": episode.stage, "step": record.step,
+        "faults": list(record.faults),
+        "t": {name: round(t - t0, 3) if t is not None else None for name, t in times.items()},
+        "took": {name: round(took, 3) if took is not None else None for name, took in episode.seconds().items()},
+        "seen": cut(seen(episode), LONG), "done": cut(done(episode), LONG), "meanwhile": meanwhile(episode), "moved": moved(episode),
+        "blind": cut(episode.blind_spot, LONG),
+    }
+
+
+def pictures(scene: Scene, now: float) -> dict[str, Any]:
+    return {"recoveries": {str(episode.record.number): picture(episode, scene.state) for episode in scene.episodes.all[-SHOWN:]}}

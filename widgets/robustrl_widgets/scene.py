@@ -1,0 +1,176 @@
+"""What there is to see of a run: one pure fold over its log, and pictures of it for the views, as plain JSON values of bounded size.
+
+Promised: equal logs give equal pictures; a log that is not possible is shown with a warning, never fatal; memory and pictures stay bounded
+however long the run is. Times in a picture are seconds since the run's first entry; -1: still going on. Left out: drawing, and time itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from robustrl.core import events as ev
+from robustrl.core.detection import Detector
+from robustrl.core.roles import RoleKind
+from robustrl.core.run_state import PullView, RunState
+from robustrl.core.thresholds import Thresholds
+
+from . import board, faults, metrics, recovery_text, thresholds, trajectories
+from .episodes import Episodes
+from .lanes import Lanes
+from .words import LONG, count, cut, seconds
+
+_HISTORY = 40
+_STORY = 40
+_PULLS = 24
+_GONE_AFTER = 4.0
+"""Seconds for which a pull that is over is still shown: most are too short to be seen."""
+
+_SINCE = {"injection": "fault", "last sign of life": "last sign of life", "decision": "restart was decided"}
+
+Picture = dict[str, Any]
+Line = list[Any]
+"""[time, role, tone, words]; tone: bad, doing, good or plain."""
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.state = RunState()
+        self.episodes = Episodes()
+        self.lanes = Lanes()
+        self.detector = Detector(Thresholds.lab())
+        self.faults = faults.Faults()
+        self.samples = trajectories.Samples()
+        self.curves = metrics.Curves()
+        self.history: dict[str, deque[Line]] = {}
+        """Role -> what happened to it."""
+        self.story: deque[Line] = deque(maxlen=_STORY)
+        self.recent_pulls: deque[tuple[PullView, float, float]] = deque(maxlen=_PULLS)
+        """(pull, when it was over, its seconds on the wire)."""
+        self.doubts: deque[str] = deque(maxlen=5)
+        """Entries that cannot be."""
+
+    def apply(self, entry: ev.Entry) -> None:
+        """Takes the next entry in."""
+        pull = self.state.pulls.get(entry.event.target) if isinstance(entry.event, ev.PullCommitted) else None
+        try:
+            self.state.apply(entry)
+            self.detector.feed(entry)
+        except ValueError as error:  # `robustrl audit` is the judge; a view goes on
+            self.doubts.append(cut(f"entry {entry.seq} of the log is not possible: {error}"))
+        if pull is not None and isinstance(entry.event, ev.PullCommitted):
+            pull.done, pull.bytes = pull.bytes, max(pull.bytes, entry.event.bytes)
+            self.recent_pulls.append((pull, entry.t, entry.event.seconds))
+        self.episodes.apply(entry, self.state)
+        self.lanes.apply(entry, self.state, self.episodes)
+        self.faults.apply(entry, self.state)
+        self.samples.apply(entry)
+        self.curves.apply(entry, self.state)
+        self._tell(entry)
+
+    # -- the story in words ----------------------------------------------------------------------------------------------------------------
+
+    def _tell(self, entry: ev.Entry) -> None:
+        t = round(entry.t - self.state.t0, 2)
+        for episode in self.episodes.closed:
+            if episode.record.total is not None:
+                took, role = seconds(episode.record.total), episode.record.role
+                self._say(t, role, "good", f"{role} takes part again, {took} after its {_SINCE[episode.record.onset_by]}.")
+        match entry.event:
+            case ev.RoleSample():
+                return
+            case ev.RoleStateChanged(role=role, new="failed"):
+                if episode := self.episodes.last_of(role):
+                    self._say(t, role, "bad", f"{recovery_text.seen(episode)} Noticed after {seconds(episode.record.detect)}.")
+            case ev.RoleStateChanged(role=role, new=new, reason=reason):
+                self._note(t, role, "plain", f"{new}: {reason}")
+            case ev.Verdict(role=role, kind=kind, rule=rule) if kind != "failed":
+                self._note(t, role, "bad" if kind == "suspect" else "plain", f"{kind}, rule {rule}")
+            case ev.RestartDecided(role=role, mode=mode, standby=standby):
+                how = f"{standby} takes over" if standby else "a new process is started"
+                words = f"All roles are started anew because of {role}." if mode == "full" else f"{role} alone is restarted: {how}."
+                self._say(t, role, "doing", words)
+            case ev.RoleStarted(role=role, incarnation=incarnation, pid=pid):
+                self._note(t, role, "doing" if incarnation > 1 else "plain", f"life {incarnation} begins, process {pid}")
+            case ev.SnapshotRestored(role=role, step=step, source=source):
+                self._say(t, role, "doing", f"{role} goes on from optimizer step {step}, out of the {source} copy.")
+            case ev.RolledBack(old=old, to=to, reason=reason):
+                self._say(t, "", "bad", f"Steps {to + 1} to {old} are done again: {reason}")
+            case ev.TrajectoriesMoved(ids=ids, source=source, target=target, kept=kept):
+                tokens = f", {count(sum(kept))} tokens are kept" if sum(kept) else ", from the start"
+                self._say(t, source, "doing", f"{len(ids)} unfinished answers of {source} go on at {target}{tokens}.")
+            case ev.WarningRaised(text=text):
+                self._say(t, "", "plain", text)
+            case ev.Paused(step=step):
+                self._say(t, "", "plain", f"Paused after optimizer step {step}.")
+            case ev.Resumed():
+                self._say(t, "", "plain", "Resumed.")
+            case ev.FaultInjected(role=role, fault=fault) if not self.faults.is_hidden(fault):
+                self._say(t, role, "bad", f"Fault {fault} hits {role}: {self.faults.words(fault)}.")
+            case ev.ErrorRaised(role=role, error=error, text=text):
+                self._note(t, role, "bad", f"{error}: {text}")
+
+    def _note(self, t: float, role: str, tone: str, words: str) -> None:
+        if role:
+            self.history.setdefault(role, deque(maxlen=_HISTORY)).append([t, role, tone, cut(words, LONG)])
+
+    def _say(self, t: float, role: str, tone: str, words: str) -> None:
+        self._note(t, role, tone, words)
+        last = self.story[-1] if self.story else None
+        if last and last[1:3] == [role, tone] and "unfinished answers" in last[3] and "unfinished answers" in words and t - last[0] < 1.0:
+            last[3] = cut(recovery_text.moved(self.episodes.last_of(role)) or words)
+        else:
+            self.story.append([t, role, tone, cut(words)])
+
+    # -- pictures --------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def t(self) -> float:
+        """Of the last entry, in seconds since the first."""
+        return self.state.t - self.state.t0
+
+    def picture(self, view: str, now: float) -> Picture:
+        """Of one of `VIEWS`, at ``now`` seconds after the first entry."""
+        return VIEWS[view](self, now)
+
+    def shown_pulls(self, now: float) -> dict[str, Picture]:
+        found: dict[str, Picture] = {}
+        t0 = self.state.t0
+        for pull, over, took in self.recent_pulls:
+            if now - (over - t0) <= _GONE_AFTER:
+                found[f"{pull.target} {pull.version}"] = _pull(pull, t0, over - t0, pull.bytes / took if took > 0 else 0.0)
+        for pull in self.state.pulls.values():
+            passed = now - (pull.since - t0)
+            found[f"{pull.target} {pull.version}"] = _pull(pull, t0, -1.0, pull.done / passed if passed > 0.05 else 0.0)
+        return found
+
+    def inspect(self, role: str) -> Picture:
+        """What a person who clicked on a role reads: its history, newest last. Raises KeyError for an unknown one."""
+        view = self.state.roles[role]
+        return {"role": role, "node": view.node, "pid": view.pid, "incarnation": view.incarnation, "state": str(view.state),
+                "reason": cut(view.reason, LONG), "history": list(self.history.get(role, ())),
+                "episodes": [recovery_text.picture(episode, self.state) for episode in self.episodes.all if episode.role == role][-5:]}
+
+
+def _pull(pull: PullView, t0: float, over: float, rate: float) -> Picture:
+    return {"to": pull.target, "from": pull.source, "v": pull.version, "done": pull.done, "bytes": pull.bytes, "via": cut(pull.transport, 24),
+            "t": round(pull.since - t0, 2), "over": round(over, 2), "rate": float(f"{rate:.3g}")}
+
+
+def _timeline(scene: Scene, now: float) -> Picture:
+    kinds = [RoleKind.TRAINER, RoleKind.ROLLOUT, RoleKind.STATE_KEEPER]
+    order = sorted(scene.lanes.lanes, key=lambda role: _place(scene, role, kinds))
+    return {"head": board.head(scene), "order": order, **scene.lanes.picture()}
+
+
+def _place(scene: Scene, role: str, kinds: list[RoleKind]) -> tuple[int, str]:
+    view = scene.state.roles.get(role)
+    kind = view.kind if view else None
+    return (kinds.index(kind) if kind in kinds else len(kinds) + (kind is RoleKind.NODE_AGENT), role)
+
+
+VIEWS: dict[str, Callable[[Scene, float], Picture]] = {
+    "board": board.picture, "timeline": _timeline, "faults": faults.picture, "thresholds": thresholds.picture, "metrics": metrics.picture,
+    "trajectories": trajectories.picture, "recovery": recovery_text.pictures,
+}

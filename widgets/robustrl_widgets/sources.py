@@ -1,0 +1,118 @@
+"""Where entries come from: a live job, or a recorded run that is played back. Both say what time it is in the run."""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from robustrl.core import events as ev
+
+if TYPE_CHECKING:
+    from robustrl.job import Job
+
+
+class Source(Protocol):
+    """What a `Feed` follows."""
+
+    job: Job | None
+    """For commands; None: there is nobody to give one to."""
+    speed: float
+    """Seconds of the run per second; 0: it stands still."""
+    generation: int
+    """Rises when it starts again from the beginning."""
+
+    def take(self) -> Sequence[ev.Entry]: ...  # those that came since the last call
+    def now(self) -> float: ...  # seconds since the first entry
+
+
+class LiveRun:
+    """A job that runs, or has ended meanwhile."""
+
+    generation = 0
+
+    def __init__(self, job: Job, clock: Callable[[], float] = time.monotonic) -> None:
+        self.job: Job | None = job
+        self._job, self._clock, self._count = job, clock, 0
+        self._first = self._last = self._heard = 0.0
+
+    @property
+    def speed(self) -> float:
+        return 0.0 if self._job.over else 1.0
+
+    def take(self) -> Sequence[ev.Entry]:
+        entries = self._job.entries_after(self._count)
+        if entries:
+            self._first = self._first if self._count else entries[0].t
+            self._count += len(entries)
+            self._last, self._heard = entries[-1].t, self._clock()
+        return entries
+
+    def now(self) -> float:
+        if not self._count:
+            return 0.0
+        return self._last - self._first + (self._clock() - self._heard if self.speed else 0.0)
+
+
+class RecordedRun:
+    """A finished run, played back: at any speed, from any moment, again and again."""
+
+    def __init__(self, entries: Sequence[ev.Entry], speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
+        if not entries:
+            raise ValueError("a recording without entries cannot be played")
+        self.job: Job | None = None
+        self.generation = 0
+        self._entries, self._clock = entries, clock
+        self._times = [entry.t - entries[0].t for entry in entries]
+        self._taken, self._speed = 0, speed
+        self._at, self._since = 0.0, clock()
+
+    @classmethod
+    def load(cls, path: str | Path, speed: float = 1.0) -> RecordedRun:
+        """Of a run directory or an events.jsonl, also a compressed one (.gz). Raises LogError, OSError."""
+        return cls(load_entries(path), speed)
+
+    @property
+    def length(self) -> float:
+        """Seconds from the first entry to the last."""
+        return self._times[-1]
+
+    @property
+    def speed(self) -> float:
+        return self._speed if self.now() < self.length else 0.0
+
+    def now(self) -> float:
+        return min(self.length, self._at + (self._clock() - self._since) * self._speed)
+
+    def take(self) -> Sequence[ev.Entry]:
+        before, self._taken = self._taken, bisect.bisect_right(self._times, self.now())
+        return self._entries[before : self._taken]
+
+    def play(self, speed: float | None = None, at: float | None = None) -> None:
+        """From now on at this speed (0 to 100), from ``at`` seconds on. Raises ValueError."""
+        if speed is not None and not 0 <= speed <= 100:
+            raise ValueError(f"speed = {speed!r}: must be from 0 to 100")
+        if at is not None and not 0 <= at:
+            raise ValueError(f"at = {at!r}: must be seconds, 0 or more")
+        here = self.now()
+        self._at, self._since = min(self.length, here if at is None else at), self._clock()
+        self._speed = self._speed if speed is None else speed
+        if self._at < here and at is not None:
+            self._taken = 0
+            self.generation += 1
+
+
+def load_entries(path: str | Path) -> list[ev.Entry]:
+    """The log of a run directory, or of a file. Raises LogError, OSError."""
+    from robustrl.runtime.event_log import read_log
+
+    place = Path(path).expanduser()
+    if place.is_dir():
+        place = place / "events.jsonl"
+    if place.suffix == ".gz":
+        import gzip
+
+        return [ev.entry_decoder.decode(line) for line in gzip.decompress(place.read_bytes()).splitlines()]
+    return read_log(place, live=True)

@@ -1,0 +1,47 @@
+"""The words and limits that all views share. Nothing of a run is trusted: texts are cut here and escaped where they are drawn."""
+
+from __future__ import annotations
+
+from robustrl.core.roles import RoleKind, RoleState
+from robustrl.core.run_state import RunState
+
+SHORT, LONG = 160, 2000
+"""Characters of a cell, and of a text that somebody opened."""
+GLOSSARY = {
+    "supervisor": "decides who is ill and what is done about it",
+    "task_runner": "keeps the order of the training steps",
+    "rollout_manager": "spreads the prompts over the rollouts",
+    "request_manager": "journal of all answers, finished or not",
+    "agent_worker": "tools, environments and rewards",
+    "trainer": "learns from the answers",
+    "rollout": "generates answers with the newest weights it has",
+    "state_keeper": "keeps the trainer's last committed state and serves the weights",
+    "node_agent": "watches the processes of its node from outside",
+}
+
+
+def cut(text: object, limit: int = SHORT) -> str:
+    """At most ``limit`` characters, without control characters that could disturb a page or a terminal."""
+    plain = str(text)[: limit + 1]
+    if not plain.isprintable():
+        plain = "".join(sign if sign.isprintable() or sign == "\n" else "\ufffd" for sign in plain)
+    return plain if len(plain) <= limit else plain[: limit - 1] + "\u2026"
+
+
+def seconds(value: float) -> str:
+    if value < 0.0995:
+        return f"{value * 1000:.0f} ms"
+    return f"{value:.1f} s" if value < 100 else f"{value / 60:.1f} min"
+
+
+def count(value: float) -> str:
+    return f"{value:,.0f}".replace(",", "\u2009")
+
+
+def last_live(state: RunState, role: str) -> bool:
+    """Whether it is the only rollout that is up: without it nothing is generated."""
+    view = state.roles.get(role)
+    if view is None or view.kind is not RoleKind.ROLLOUT:
+        return False
+    rollouts = (other for other in state.roles.values() if other.kind is RoleKind.ROLLOUT)
+    return [other.role for other in rollouts if other.state in (RoleState.HEALTHY, RoleState.SUSPECT)] == [role]
