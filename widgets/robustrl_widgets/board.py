@@ -29,7 +29,7 @@ def head(scene: Scene) -> dict[str, Any]:
         "steps": state.steps, "accuracy": round(state.evaluations[-1].accuracy, 4) if state.evaluations else None,
         "accuracy0": round(state.evaluations[0].accuracy, 4) if state.evaluations else None,
         "reward": round(rewards[0], 3) if rewards else None, "newest": state.newest, "wall": state.wall, "mode": scene.curves.mode,
-        "ettr": scene.curves.ettr(),
+        "ettr": scene.curves.ettr,
         "ledger": {"started": balance.started, "consumed": balance.consumed, "dropped": dropped, "in_flight": balance.in_flight,
                    "balanced": balance.started == balance.consumed + dropped + balance.in_flight},
         "recoveries": len(scene.episodes.all), "ill": sorted(role for role, view in state.roles.items() if _is_ill(scene, view)),

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 STAGES = ("planned", "injected", "detected", "recovered", "confirmed")
 _KEPT, _SHOWN = 200, 24
+_SECRETS = ("kind", "target", "hits", "schedule", "end_reason", "benign")
+"""What a hidden fault does not say until somebody asks for it."""
 
 
 class Faults:
@@ -44,8 +46,10 @@ class Faults:
             case ev.FaultEnded(fault=fault, outcome=outcome, reason=reason):
                 if card := self._cards.get(fault):
                     card["ended"], card["end_reason"], card["over"] = outcome, cut(reason, LONG), t
-            case ev.StepMetrics():
-                pass
+
+    def reveal(self, fault: int) -> dict[str, Any]:
+        """All about a fault. Raises KeyError for an unknown one."""
+        return dict(self._cards[fault])
 
     def cards(self, scene: Scene) -> dict[str, dict[str, Any]]:
         """The newest ones, completed by what detection and recovery have made of them."""
@@ -53,7 +57,7 @@ class Faults:
         t0 = scene.state.t0
         drawn = {}
         for number, card in list(self._cards.items())[-_SHOWN:]:
-            shown = dict(card)
+            shown = {name: value for name, value in card.items() if name not in _SECRETS} if card["hidden"] else dict(card)
             if episode := by_fault.get(number):
                 record = episode.record
                 shown["recovery"] = record.number

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from robustrl.core.accounting import account
+
 from .channel import Channel
 from .scene import Scene
 from .sources import Source
@@ -21,8 +23,7 @@ from .sources import Source
 RATE = 4.0
 """Pictures a second."""
 _SIGN_OF_LIFE = 1.0
-_BATCH = 5000
-"""Entries folded while the lock is held."""
+_ACCOUNT_EVERY = 3.0
 log = logging.getLogger(__name__)
 
 Sink = Callable[[str, Channel], None]
@@ -54,6 +55,7 @@ class Feed:
         self._tasks: queue.Queue[Callable[[], None]] = queue.Queue(maxsize=64)
         self._worker: threading.Thread | None = None
         self._complaint = ""
+        self._account_at = 0.0
 
     def subscribe(self, view: str, sink: Sink) -> Subscription:
         """From now on ``sink`` is called for this view, at once with all there is."""
@@ -108,9 +110,17 @@ class Feed:
     def _fold(self) -> None:
         entries = self.source.take()
         if self.source.generation != self._generation:
-            self._generation, self.scene = self.source.generation, Scene()
+            self._generation, self.scene, self._account_at = self.source.generation, Scene(), 0.0
         for entry in entries:
             self.scene.apply(entry)
+        self._account(bool(entries))
+
+    def _account(self, news: bool) -> None:
+        """The effective training time ratios need the whole log: they are computed as seldom as keeps that below 2% of the time."""
+        began = self._clock()
+        if news and began >= self._account_at and self.scene.state.step:
+            self.scene.curves.take_account(self.scene.t, account(self.source.entries()))
+            self._account_at = self._clock() + max(_ACCOUNT_EVERY, 50 * (self._clock() - began))
 
     def _draw(self, view: str) -> tuple[str, Channel]:
         channel, sent = self._channels.get(view, (Channel(), 0.0))

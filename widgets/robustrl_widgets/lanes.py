@@ -70,6 +70,7 @@ class Lanes:
         """[time, role, kind, words]; kind: fault or verdict."""
         self.steps: deque[list[float]] = deque(maxlen=_MARKS)
         """[time, optimizer step]."""
+        self._hidden: set[int] = set()
 
     def apply(self, entry: ev.Entry, state: RunState, episodes: Episodes) -> None:
         """Takes the next entry in; ``state`` and ``episodes`` have it already."""
@@ -89,7 +90,9 @@ class Lanes:
                 self._mark(onset, role, "verdict", f"rule {episode.record.rule}" if episode.record.rule else "failed")
             case ev.RoleStateChanged(role=role):
                 self._follow(role, t, state, episodes)
-            case ev.FaultInjected(role=role, phase=phase, fault=fault):
+            case ev.FaultPlanned(fault=fault, hidden=True):
+                self._hidden.add(fault)
+            case ev.FaultInjected(role=role, phase=phase, fault=fault) if fault not in self._hidden:
                 self._mark(t, role, "fault", f"fault {fault} in phase {phase}" if phase else f"fault {fault}")
             case ev.OptimizerStepCommitted(step=step):
                 self.steps.append([t, step])

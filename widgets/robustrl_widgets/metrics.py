@@ -11,6 +11,8 @@ from robustrl.core.roles import Phase, RoleKind
 from robustrl.core.run_state import RunState
 
 if TYPE_CHECKING:
+    from robustrl.core.accounting import Account
+
     from .scene import Scene
 
 _POINTS = 300
@@ -26,6 +28,9 @@ class Curves:
         self.times: list[float] = []
         self.tokens: dict[str, list[float]] = {}
         self.lag: list[int] = []
+        self.ettr: dict[str, float] | None = None
+        self.ettrs: list[list[float]] = []
+        """[time, strict, paper]."""
         self._every, self._next = _EVERY, 0.0
         self._most: dict[str, tuple[int, int]] = {}
 
@@ -47,8 +52,11 @@ class Curves:
         """The most that were left in this step of the trainer."""
         return self._most.get(role, (0, 0))[1]
 
-    def ettr(self) -> dict[str, float] | None:
-        return None
+    def take_account(self, t: float, account: Account) -> None:
+        """Both ratios as they stand at ``t`` seconds: they need the whole log, so whoever has it computes them now and then."""
+        if account.ettr_strict is not None and account.ettr_paper is not None:
+            self.ettr = {"strict": round(account.ettr_strict, 4), "paper": round(account.ettr_paper, 4)}
+            self.ettrs = thin([*self.ettrs, [round(t, 1), *self.ettr.values()]])
 
     def _point(self, t: float, state: RunState) -> None:
         rates = state.tokens_per_second()
@@ -85,6 +93,7 @@ def picture(scene: Scene, now: float) -> dict[str, Any]:
         "phases": {name.removeprefix("seconds_"): [_round(row.get(name, 0.0)) for row in rows] for name in phases},
         "accuracy": [[done.version, round(done.accuracy, 4)] for done in thin(state.evaluations)],
         "times": list(curves.times), "tokens": {role: list(curve) for role, curve in curves.tokens.items()}, "lag": list(curves.lag),
+        "ettrs": list(curves.ettrs),
         "ledger": msgspec.to_builtins(state.ledger.balance()),
         "outages": [[round(episode.record.onset - state.t0, 1),
                      round((episode.record.back if episode.record.back is not None else state.t) - state.t0, 1), episode.record.role]

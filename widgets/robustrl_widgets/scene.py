@@ -150,7 +150,7 @@ class Scene:
         view = self.state.roles[role]
         return {"role": role, "node": view.node, "pid": view.pid, "incarnation": view.incarnation, "state": str(view.state),
                 "reason": cut(view.reason, LONG), "history": list(self.history.get(role, ())),
-                "episodes": [recovery_text.picture(episode, self.state) for episode in self.episodes.all if episode.role == role][-5:]}
+                "episodes": [recovery_text.picture(episode, self.state) for episode in self.episodes.all if role in episode.record.roles][-5:]}
 
 
 def _pull(pull: PullView, t0: float, over: float, rate: float) -> Picture:

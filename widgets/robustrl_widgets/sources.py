@@ -26,6 +26,7 @@ class Source(Protocol):
 
     def take(self) -> Sequence[ev.Entry]: ...  # those that came since the last call
     def now(self) -> float: ...  # seconds since the first entry
+    def entries(self) -> Sequence[ev.Entry]: ...  # all that were taken
 
 
 class LiveRun:
@@ -49,6 +50,9 @@ class LiveRun:
             self._count += len(entries)
             self._last, self._heard = entries[-1].t, self._clock()
         return entries
+
+    def entries(self) -> Sequence[ev.Entry]:
+        return self._job.events[: self._count]
 
     def now(self) -> float:
         if not self._count:
@@ -89,6 +93,9 @@ class RecordedRun:
     def take(self) -> Sequence[ev.Entry]:
         before, self._taken = self._taken, bisect.bisect_right(self._times, self.now())
         return self._entries[before : self._taken]
+
+    def entries(self) -> Sequence[ev.Entry]:
+        return self._entries[: self._taken]
 
     def play(self, speed: float | None = None, at: float | None = None) -> None:
         """From now on at this speed (0 to 100), from ``at`` seconds on. Raises ValueError."""

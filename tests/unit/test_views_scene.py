@@ -1,0 +1,194 @@
+"""From a log to pictures: what a person sees is what the log says, bounded, and harmless whatever a run calls itself."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_log import Writer, made_log
+from views_log import back, failing_log
+
+from robustrl.core import events as ev
+from robustrl.core.detection import Detector
+from robustrl.core.levels import levels
+from robustrl.core.thresholds import PATHS, Thresholds
+from robustrl_widgets import lanes
+from robustrl_widgets.channel import Channel, difference, merged
+from robustrl_widgets.scene import VIEWS, Scene
+from robustrl_widgets.words import LONG, cut
+
+
+def _scene(entries: list[ev.Entry]) -> Scene:
+    scene = Scene()
+    for entry in entries:
+        scene.apply(entry)
+    return scene
+
+
+def _bars(scene: Scene, role: str) -> list[list]:
+    return [list(bar) for bar in scene.lanes.lanes[role].bars]
+
+
+def test_a_healthy_run_has_a_picture_in_every_view_and_equal_logs_have_equal_ones():
+    log = made_log()
+    one, two = _scene(log), _scene(log)
+    for view in VIEWS:
+        assert json.dumps(one.picture(view, one.t)) == json.dumps(two.picture(view, two.t))
+    head = one.picture("board", one.t)["head"]
+    assert head["status"] == "done" and head["step"] == head["steps"] == 3 and head["ill"] == []
+    assert head["ledger"]["balanced"] and head["accuracy"] == 0.9
+
+
+def test_a_failure_runs_through_its_stages_on_card_timeline_and_report():
+    log = failing_log()
+    ill = _scene(log)
+    board = ill.picture("board", ill.t)
+    assert board["head"]["ill"] == ["rollout-1"]
+    assert board["roles"]["rollout-1"]["state"] == "restarting" and board["roles"]["rollout-1"]["life"] == 2
+    assert board["roles"]["rollout-1"]["stages"]["on"] == "restart" and board["roles"]["rollout-1"]["stages"]["rule"] == "exited"
+    assert board["roles"]["rollout-0"]["last_live"] and "stages" not in board["roles"]["rollout-0"]
+    assert [bar[2] for bar in _bars(ill, "rollout-1")][-2:] == [lanes.DETECT, lanes.RESTART]
+
+    well = _scene(back(log))
+    board = well.picture("board", well.t)
+    assert board["head"]["ill"] == []
+    stages = board["roles"]["rollout-1"]["stages"]
+    assert stages["on"] == "" and set(stages["took"]) == {"detect", "restart", "reconnect"}
+    assert stages["total"] == pytest.approx(sum(stages["took"].values()), abs=0.02)
+    assert [bar[2] for bar in _bars(well, "rollout-1")][-4:-1] == [lanes.DETECT, lanes.RESTART, lanes.RECONNECT]
+    (report,) = well.picture("recovery", well.t)["recoveries"].values()
+    assert report["outcome"] == "recovered" and report["role"] == "rollout-1" and "rollout-1" in report["seen"]
+    assert any("takes part again" in line[3] for line in well.story)
+
+
+def test_detection_reaches_back_to_the_last_sign_of_life():
+    lane = lanes.Lane()
+    for start, code in enumerate("wiw"):
+        lane.begin(float(start), code, "p")
+    lane.replace_from(1.5, 4.0, lanes.DETECT, "")
+    lane.begin(4.0, lanes.RESTART, "")
+    assert [bar[:3] for bar in lane.bars] == [[0.0, 1.0, "w"], [1.0, 1.5, "i"], [1.5, 4.0, "d"], [4.0, -1.0, "r"]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 2), st.sampled_from("wircd")), max_size=60), st.integers(1, 9))
+def test_bars_of_a_lane_never_overlap_and_are_never_too_many(moves, most):
+    lane, t = lanes.Lane(), 0.0
+    for gap, code in moves:
+        t += gap
+        if code == "d":
+            lane.replace_from(max(0.0, t - 1.5), t, lanes.DETECT, "")
+        else:
+            lane.begin(t, code, "")
+        lane.keep(most)
+    ends = [t if bar[1] == -1.0 else bar[1] for bar in lane.bars]
+    assert len(lane.bars) <= most and all(bar[1] == -1.0 for bar in list(lane.bars)[-1:] if bar[2] != "d")
+    assert all(end <= bar[0] for end, bar in zip(ends, list(lane.bars)[1:], strict=False))
+    assert all(bar[0] <= end for bar, end in zip(lane.bars, ends, strict=True))
+
+
+def test_pictures_stay_small_however_long_the_run_is():
+    def sizes(steps: int) -> dict[str, int]:
+        scene = _scene(made_log(steps=steps, prompts=4))
+        return {view: len(json.dumps(scene.picture(view, scene.t))) for view in VIEWS}
+
+    short, long = sizes(320), sizes(640)
+    for view in VIEWS:
+        assert long[view] < 1.7 * short[view] + 200, view
+        assert long[view] < 300_000, view
+
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\u202e" + "A" * 5000
+
+
+def test_hostile_words_are_cut_and_carry_no_control_characters():
+    log = failing_log(hostile=HOSTILE)
+    scene = _scene(log)
+    assert scene.doubts == scene.doubts.__class__(maxlen=5), "the log is a possible one"
+    texts = [json.dumps(scene.picture(view, scene.t), ensure_ascii=False) for view in VIEWS] + [json.dumps(scene.inspect("rollout-1"))]
+    for text in texts:
+        assert "\x1b" not in text and "\u202e" not in text and "A" * (LONG + 1) not in text
+    assert any("onerror" in text for text in texts), "it is shown, as text"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text())
+def test_cut_gives_printable_text_of_bounded_length(text):
+    short = cut(text, 20)
+    assert len(short) <= 20 and all(sign.isprintable() or sign == "\n" for sign in short)
+
+
+def test_a_log_that_cannot_be_is_shown_with_a_doubt():
+    log = made_log()
+    place = next(i for i, entry in enumerate(log) if isinstance(entry.event, ev.RoleStateChanged))
+    log[place] = msgspec.structs.replace(log[place], event=msgspec.structs.replace(log[place].event, old="stopped"))
+    scene = _scene(log)
+    assert f"entry {place + 1} of the log is not possible" in scene.doubts[0]
+    for view in VIEWS:
+        json.dumps(scene.picture(view, scene.t))
+
+
+def test_a_hidden_fault_keeps_its_secret():
+    log = Writer()
+    for entry in failing_log():
+        log.write(entry.source, entry.event)
+    log.write("host", ev.FaultPlanned(fault=1, kind="sigstop", target="trainer-0", when="now", benign=False, options={}, hidden=True))
+    log.write("host", ev.FaultInjected(fault=1, role="trainer-0", incarnation=1, node="node-0", pid=5, phase="train", step=2, proof={}))
+    scene = _scene(log.entries)
+    for view in VIEWS:
+        assert "sigstop" not in json.dumps(scene.picture(view, scene.t)), view
+    assert "sigstop" not in json.dumps(scene.inspect("trainer-0"))
+
+
+def test_levels_are_those_of_the_detector():
+    detector = Detector(Thresholds.lab())
+    log = failing_log()
+    for entry in log:
+        detector.feed(entry)
+    found = levels(detector, log[-1].t + 2.0)
+    assert set(found) <= set(PATHS)
+    assert found["job.start"].limit == 240.0 and found["job.start"].value >= 2.0
+    assert found["rollout.no_tokens"].role == "rollout-0" and "job.stall" not in found, "while a role starts, no step is expected"
+
+
+_json = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3),
+                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=4), max_leaves=12)
+_object = st.dictionaries(st.text(max_size=2), _json, max_size=5)
+
+
+def _without_nulls(value):
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return value
+
+
+@settings(max_examples=40, deadline=None)
+@given(_object, _object)
+def test_a_difference_makes_the_new_picture_of_the_old_one(old, new):
+    """A key that is null and one that is missing are the same to a page."""
+    assert _without_nulls(merged(old, difference(old, new))) == _without_nulls(new)
+    assert difference(new, new) == {}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(_object, min_size=1, max_size=12))
+def test_keyframe_and_any_later_difference_are_the_whole_picture(pictures):
+    channel = Channel()
+    for picture in pictures:
+        channel.push(picture, 0.0, 1.0)
+        full, delta = json.loads(channel.full), json.loads(channel.delta)
+        assert full["key"] == delta["key"]
+        assert _without_nulls(merged(full["picture"], delta["patch"])) == _without_nulls(picture)
+
+
+def test_nothing_is_sent_while_nothing_changes_and_growth_brings_a_new_keyframe():
+    channel = Channel()
+    assert channel.push({"a": {"b": 1}}, 0.0, 1.0) == "full"
+    assert channel.push({"a": {"b": 1}}, 0.3, 1.0) == ""
+    assert channel.push({"a": {"b": 2}}, 0.5, 1.0) == "delta"
+    sent = [channel.push({"a": {str(i): "x" * 50 for i in range(n)}}, 1.0, 1.0) for n in range(200)]
+    assert 2 <= sent.count("full") < 20
+    assert max(i for i, what in enumerate(sent) if what == "full") > 100

@@ -1,0 +1,42 @@
+"""A log with a failure in it: a healthy start, then a rollout that dies and comes back. For tests of the views."""
+
+from __future__ import annotations
+
+from made_log import Writer, made_log
+
+from robustrl.core import events as ev
+from robustrl.core.run_state import RunState
+
+
+def failing_log(rollout: str = "rollout-1", hostile: str = "") -> list[ev.Entry]:
+    """Up to the moment before `rollout` is back; ``hostile`` turns up wherever a run says something in its own words."""
+    log = Writer()
+    for entry in made_log(steps=2, drop=False):
+        if isinstance(entry.event, ev.TrajectoriesFinished) and entry.event.batch == 2:
+            break
+        log.write(entry.source, entry.event)
+    state = RunState.of(log.entries)
+    now = log.entries[-1].t
+    role, pid = rollout, state.roles[rollout].pid
+    log.write("node_agent-0", ev.ProcessExited(role=role, incarnation=1, pid=pid, cause="pidfd", last_lines=[hostile]))
+    log.write("supervisor", ev.Verdict(
+        role=role, incarnation=1, kind="failed", rule="exited", evidence={"cause": hostile or "pidfd", "phase": "decode"}, threshold=0.0,
+        due=now, seen=now, onset=now - 0.05, blind_spot="a process that lives and does nothing"))
+    log.write("supervisor", ev.RoleStateChanged(role=role, incarnation=1, old="healthy", new="failed", reason=hostile or "rule exited"))
+    log.write("supervisor", ev.RestartDecided(role=role, incarnation=1, reason=hostile or "rule exited"))
+    log.write("host", ev.RoleStarted(role=role, incarnation=2, node="node-0", pid=999, start_ticks=9))
+    if hostile:
+        log.write("host", ev.WarningRaised(text=hostile))
+        log.write(role, ev.ErrorRaised(role="trainer-0", incarnation=1, error="E", text=hostile))
+    return log.entries
+
+
+def back(entries: list[ev.Entry], rollout: str = "rollout-1") -> list[ev.Entry]:
+    """The same log, until the rollout takes part again."""
+    log = Writer()
+    for entry in entries:
+        log.write(entry.source, entry.event)
+    log.write(rollout, ev.RoleReady(role=rollout, incarnation=2, seconds=0.5))
+    log.write("supervisor", ev.RoleStateChanged(role=rollout, incarnation=2, old="restarting", new="stale", reason="ready"))
+    log.write("supervisor", ev.RoleStateChanged(role=rollout, incarnation=2, old="stale", new="healthy", reason="version committed"))
+    return log.entries
