@@ -49,6 +49,10 @@ class Job:
         self._entry, self._process = entry, process
         self._state, self._entries = RunState(name=self.name, steps=self.config.steps), Events()
         self._changed = threading.Condition()
+        self._feed: Any = None
+        self._views: Any = None
+        self._box: Any = None
+        """Of the views in this process; robustrl_widgets fills them in."""
         self._client: wire.HostClient | None = None
         self._lost: RobustRLError | None = None
         """Why the log has no closing record although the host is gone."""
@@ -194,11 +198,14 @@ class Job:
         with self._changed:
             return draw(self._state)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """Live views where a notebook can show them; beside them, for everywhere else, the same as static HTML and as a line of text."""
+        from robustrl_widgets.hosts import live_views, static_html
+
         from .display import html_job
 
         drawn = self.read(lambda state: html_job(state, self.status, self.reason, str(self.run_dir)))
-        return {"text/plain": repr(self), "text/html": drawn}
+        return {"text/plain": repr(self), "text/html": drawn + static_html(self), **live_views(self)}
 
     def __repr__(self) -> str:
         reason = f" ({self.reason.splitlines()[0]})" if self.reason else ""

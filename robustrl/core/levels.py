@@ -1,7 +1,7 @@
 """How near each signal is to its threshold: what the detector knows already, as numbers to look at. It decides nothing.
 
-A signal's level is its value over its limit, both in the setting's own unit; from 1 on its rule may trip. It is given only where the rule is
-armed: a rollout that waits for requests has no ``rollout.no_tokens``.
+A signal's level is its value over its limit, both in the setting's own unit; from 1 on its rule may trip. It is given only where the rule
+is armed: a rollout that waits for requests has no ``rollout.no_tokens``.
 """
 
 from __future__ import annotations

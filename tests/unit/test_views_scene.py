@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import msgspec
@@ -9,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_log import Writer, made_log
+from robustrl_widgets import lanes
+from robustrl_widgets.channel import Channel, difference, merged
+from robustrl_widgets.scene import VIEWS, Scene
+from robustrl_widgets.words import LONG, cut
 from views_log import back, failing_log
 
 from robustrl.core import events as ev
 from robustrl.core.detection import Detector
 from robustrl.core.levels import levels
 from robustrl.core.thresholds import PATHS, Thresholds
-from robustrl_widgets import lanes
-from robustrl_widgets.channel import Channel, difference, merged
-from robustrl_widgets.scene import VIEWS, Scene
-from robustrl_widgets.words import LONG, cut
 
 
 def _scene(entries: list[ev.Entry]) -> Scene:
@@ -28,8 +29,8 @@ def _scene(entries: list[ev.Entry]) -> Scene:
     return scene
 
 
-def _bars(scene: Scene, role: str) -> list[list]:
-    return [list(bar) for bar in scene.lanes.lanes[role].bars]
+def _bars(scene: Scene, role: str) -> list[tuple]:
+    return [dataclasses.astuple(bar) for bar in scene.lanes.lanes[role].bars]
 
 
 def test_a_healthy_run_has_a_picture_in_every_view_and_equal_logs_have_equal_ones():
@@ -70,7 +71,7 @@ def test_detection_reaches_back_to_the_last_sign_of_life():
         lane.begin(float(start), code, "p")
     lane.replace_from(1.5, 4.0, lanes.DETECT, "")
     lane.begin(4.0, lanes.RESTART, "")
-    assert [bar[:3] for bar in lane.bars] == [[0.0, 1.0, "w"], [1.0, 1.5, "i"], [1.5, 4.0, "d"], [4.0, -1.0, "r"]]
+    assert [(bar.start, bar.end, bar.code) for bar in lane.bars] == [(0.0, 1.0, "w"), (1.0, 1.5, "i"), (1.5, 4.0, "d"), (4.0, -1.0, "r")]
 
 
 @settings(max_examples=40, deadline=None)
@@ -84,10 +85,10 @@ def test_bars_of_a_lane_never_overlap_and_are_never_too_many(moves, most):
         else:
             lane.begin(t, code, "")
         lane.keep(most)
-    ends = [t if bar[1] == -1.0 else bar[1] for bar in lane.bars]
-    assert len(lane.bars) <= most and all(bar[1] == -1.0 for bar in list(lane.bars)[-1:] if bar[2] != "d")
-    assert all(end <= bar[0] for end, bar in zip(ends, list(lane.bars)[1:], strict=False))
-    assert all(bar[0] <= end for bar, end in zip(lane.bars, ends, strict=True))
+    ends = [t if bar.end == -1.0 else bar.end for bar in lane.bars]
+    assert len(lane.bars) <= most
+    assert all(end <= bar.start for end, bar in zip(ends, list(lane.bars)[1:], strict=False))
+    assert all(bar.start <= end for bar, end in zip(lane.bars, ends, strict=True))
 
 
 def test_pictures_stay_small_however_long_the_run_is():

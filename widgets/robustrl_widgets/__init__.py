@@ -1,4 +1,27 @@
-"""What people look at: the views of a job, in a notebook and in a browser. Each reads a run's events and never asks a role.
+"""What people look at: the views of a job, in a notebook and in a browser. Each is built from the run's events and never asks a role.
 
-Empty until the step that brings the live views.
+Without ipywidgets and Panel the package still draws: `robustrl_widgets.static`.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+_NOTEBOOK = ("RoleBoard", "Timeline")
+__all__ = ["RoleBoard", "Timeline"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NOTEBOOK:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from . import notebook
+    except ImportError as error:
+        from robustrl.errors import MissingExtra
+
+        raise MissingExtra(f"live views need ipywidgets, anywidget and bokeh ({error}): pip install 'robustrl[views]'") from error
+    return getattr(notebook, name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -33,7 +33,7 @@ def head(scene: Scene) -> dict[str, Any]:
         "ledger": {"started": balance.started, "consumed": balance.consumed, "dropped": dropped, "in_flight": balance.in_flight,
                    "balanced": balance.started == balance.consumed + dropped + balance.in_flight},
         "recoveries": len(scene.episodes.all), "ill": sorted(role for role, view in state.roles.items() if _is_ill(scene, view)),
-        "warnings": [cut(text, LONG) for _, text in state.warnings[-3:]] + [text for text in scene.doubts][-2:],
+        "warnings": [cut(text, LONG) for _, text in state.warnings[-3:]] + list(scene.doubts)[-2:],
     }
 
 
@@ -59,11 +59,11 @@ def _role(scene: Scene, view: RoleView, rate: float, now: float) -> dict[str, An
     version = state.committed.get(view.role, view.version)
     weights = view.kind in (RoleKind.ROLLOUT, RoleKind.STATE_KEEPER, RoleKind.TRAINER)
     drawn: dict[str, Any] = {
-        "kind": view.kind.value, "what": GLOSSARY.get(view.kind.value, ""), "node": view.node, "state": view.state.value, "phase": view.phase,
-        "life": view.incarnation, "pid": view.pid, "version": version if weights and version >= 0 else None,
+        "kind": view.kind.value, "what": GLOSSARY.get(view.kind.value, ""), "node": view.node, "state": view.state.value,
+        "phase": view.phase, "life": view.incarnation, "pid": view.pid, "version": version if weights and version >= 0 else None,
         "lag": max(0, state.newest - version) if view.kind is RoleKind.ROLLOUT and version >= 0 and state.newest >= 0 else None,
-        "since": round(view.state_since - t0, 1), "progress_at": round(view.progress_since - t0, 1),
-        "seen_at": round((view.sampled or view.started) - t0, 1), "doing": _doing(scene, view, rate), "done": _done(scene, view),
+        "since": round(view.state_since - t0, 1), "phase_at": round(view.phase_since - t0, 1),
+        "progress_at": round(view.progress_since - t0, 1), "doing": _doing(scene, view, rate), "done": _done(scene, view),
         "last_live": last_live(state, view.role),
     }
     if view.state in (RoleState.FAILED, RoleState.SUSPECT):

@@ -1,8 +1,8 @@
 """What a view may ask for, and who may ask: the one place where clicks turn into calls of a job.
 
-Nothing that a page sends is trusted: every command is a verb of the table below with checked arguments, and rights are those that the host of
-the view gives, never what the page claims. Answers are plain JSON values. Reading needs no right; faults and settings need the instructor's;
-a student may have one fault under way at a time, under a name.
+Nothing that a page sends is trusted: every command is a verb of the table below with checked arguments, and rights are those that the host
+of the view gives, never what the page claims. Answers are plain JSON values. Reading needs no right; faults and settings need the
+instructor's; a student may have one fault under way at a time, under a name.
 """
 
 from __future__ import annotations
@@ -140,7 +140,6 @@ class Commander:
             raise Refused("only a recording that is yours can be wound")
         speed, at = args.get("speed"), args.get("at")
         source.play(None if speed is None else float(speed), None if at is None else float(at))
-        self._feed.look()
         return {"speed": source.speed, "at": source.now(), "length": source.length}
 
 

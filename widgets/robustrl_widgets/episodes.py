@@ -1,7 +1,7 @@
 """Recoveries as stories: to each of `robustrl.core.recoveries` what was seen, and what went on meanwhile. Fed from the log, pure, bounded.
 
-An episode runs through three stages: *detect* (from the injection or the last sign of life to the first word of the failure), *restart* (to a
-new life that is set up) and *reconnect* (until it takes part again). Times are the host's monotonic seconds.
+An episode runs through three stages: *detect* (from the injection or the last sign of life to the first word of the failure), *restart* (to
+a new life that is set up) and *reconnect* (until it takes part again). Times are the host's monotonic seconds.
 """
 
 from __future__ import annotations

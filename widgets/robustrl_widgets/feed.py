@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from robustrl.core.accounting import account
 
@@ -51,7 +50,6 @@ class Feed:
         self._channels: dict[str, tuple[Channel, float]] = {}
         """View -> its channel, and when it was last sent."""
         self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
         self._tasks: queue.Queue[Callable[[], None]] = queue.Queue(maxsize=64)
         self._worker: threading.Thread | None = None
         self._complaint = ""
@@ -81,9 +79,11 @@ class Feed:
                 self._worker = threading.Thread(target=self._work, name="robustrl-view-commands", daemon=True)
                 self._worker.start()
 
-    def look(self) -> None:
-        """Draw soon, for something was changed by hand."""
-        self._wake.set()
+    def still(self) -> tuple[Scene, float]:
+        """The scene with all that came so far, and what time it is in it. Hold the lock while you look at it."""
+        with self.lock:
+            self._fold()
+            return self.scene, self.source.now()
 
     def step(self) -> None:
         """Folds what came and sends what changed."""
@@ -105,7 +105,6 @@ class Feed:
                 self._subscriptions.remove(subscription)
             views = {other.view for other in self._subscriptions}
             self._channels = {view: item for view, item in self._channels.items() if view in views}
-        self._wake.set()
 
     def _fold(self) -> None:
         entries = self.source.take()
@@ -133,9 +132,7 @@ class Feed:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(1 / RATE)
             began = self._clock()
-            self._wake.clear()
             with self.lock:
                 if not self._subscriptions:
                     self._thread = None
@@ -146,9 +143,7 @@ class Feed:
                 if repr(error) != self._complaint:
                     self._complaint = repr(error)
                     log.exception("a view could not be drawn")
-            rest = 1 / RATE - (self._clock() - began)
-            if self._wake.is_set() and rest > 0:
-                time.sleep(rest)  # a wake-up makes nothing faster than the rate
+            time.sleep(max(0.05, 1 / RATE - (self._clock() - began)))
 
     def _work(self) -> None:
         while True:

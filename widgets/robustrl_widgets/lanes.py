@@ -1,12 +1,13 @@
 """The timeline of a run: one lane per role, its phases and recoveries as bars, faults and steps as marks. Fed from the log, pure, bounded.
 
-A bar is [start, end, code, phase]; the last one of a lane is open (end -1) and reaches to now. A detection reaches back to the last sign of
+The last bar of a lane is open and reaches to now. A detection reaches back to the last sign of
 life, which is known only afterwards: bars behind that moment are replaced.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from robustrl.core import events as ev
 from robustrl.core.roles import QUIET, Phase, RoleState
@@ -24,7 +25,14 @@ _MARKS = 300
 _CHUNK = 16
 """Bars that travel together: a delta resends those of the last chunk."""
 
-Bar = list[float | str]
+
+@dataclass(slots=True)
+class Bar:
+    start: float
+    end: float
+    """-1 while it goes on."""
+    code: str
+    phase: str
 
 
 class Lane:
@@ -35,27 +43,27 @@ class Lane:
 
     def begin(self, t: float, code: str, phase: str) -> None:
         """From ``t`` on this is what the role does; nothing happens where it did that already."""
-        if self.bars and self.bars[-1][2:] == [code, phase]:
+        if self.bars and (self.bars[-1].code, self.bars[-1].phase, self.bars[-1].end) == (code, phase, -1.0):
             return
         self.end(t)
         if code != OFF:
-            self.bars.append([t, -1.0, code, phase])
+            self.bars.append(Bar(t, -1.0, code, phase))
 
     def end(self, t: float) -> None:
-        if self.bars and self.bars[-1][1] == -1.0:
-            self.bars[-1][1] = t
-            if self.bars[-1][0] >= t:
+        if self.bars and self.bars[-1].end == -1.0:
+            self.bars[-1].end = t
+            if self.bars[-1].start >= t:
                 self.bars.pop()
 
     def replace_from(self, onset: float, t: float, code: str, phase: str) -> None:
         """What was drawn after ``onset`` was none: it was this, until ``t``."""
-        while self.bars and float(self.bars[-1][0]) >= onset:
+        while self.bars and self.bars[-1].start >= onset:
             self.bars.pop()
         self.end(t)
-        if self.bars and float(self.bars[-1][1]) > onset:
-            self.bars[-1][1] = onset
+        if self.bars and self.bars[-1].end > onset:
+            self.bars[-1].end = onset
         if t > onset:
-            self.bars.append([onset, t, code, phase])
+            self.bars.append(Bar(onset, t, code, phase))
 
     def keep(self, most: int) -> None:
         while len(self.bars) > most:
@@ -146,8 +154,8 @@ class Lanes:
 
 
 def _chunks(lane: Lane) -> dict[str, list[list[float | str]]]:
-    """Chunk number, counted from the lane's first bar ever -> its bars, in milliseconds where that is exact enough."""
+    """Chunk number, counted from the lane's first bar ever -> its bars."""
     chunks: dict[str, list[list[float | str]]] = {}
-    for place, (start, end, code, phase) in enumerate(lane.bars, lane.dropped):
-        chunks.setdefault(str(place // _CHUNK), []).append([round(float(start), 2), round(float(end), 2), code, phase])
+    for place, bar in enumerate(lane.bars, lane.dropped):
+        chunks.setdefault(str(place // _CHUNK), []).append([round(bar.start, 2), round(bar.end, 2), bar.code, bar.phase])
     return chunks

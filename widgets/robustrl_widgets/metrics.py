@@ -1,4 +1,4 @@
-"""Curves over the run: reward, accuracy, tokens per second, step time by phase, version lag, both ETTRs. Pure, thinned to a bounded size."""
+"""Curves over the run: reward, accuracy, tokens per second, step time by phase, version lag, both ETTRs. Pure, and of bounded size."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ one. A widget that is closed leaves nothing behind. Left out: what is drawn, and
 
 from __future__ import annotations
 
-import html
-import warnings
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import anywidget
+import ipywidgets
 import msgspec
 import traitlets
 
@@ -18,10 +18,14 @@ from . import assets
 from .channel import Channel
 from .commands import Answer, Commander, Right
 from .feed import Feed
+from .hosts import feed_of
+
+if TYPE_CHECKING:
+    from robustrl.job import Job
 
 
 class View(anywidget.AnyWidget):
-    """One view of one run. ``close()`` ends it."""
+    """One view of one run: a job, or the path of a recorded one. ``close()`` ends it."""
 
     view = ""
     full = traitlets.Unicode("{}").tag(sync=True)
@@ -29,7 +33,8 @@ class View(anywidget.AnyWidget):
     command = traitlets.Unicode("").tag(sync=True)
     answer = traitlets.Unicode("{}").tag(sync=True)
 
-    def __init__(self, feed: Feed, right: Right = Right.INSTRUCTOR) -> None:
+    def __init__(self, run: Job | Feed | str | Path, right: Right = Right.INSTRUCTOR) -> None:
+        feed = feed_of(run)
         super().__init__()
         _take_clicks_while_a_cell_runs(self.comm)
         self._commander = Commander(feed, right, may_play=True)
@@ -67,12 +72,12 @@ class Timeline(View):
     figure = traitlets.Unicode().tag(sync=True)
     bokeh_js = traitlets.Unicode().tag(sync=True)
 
-    def __init__(self, feed: Feed, right: Right = Right.INSTRUCTOR) -> None:
+    def __init__(self, run: Job | Feed | str | Path, right: Right = Right.INSTRUCTOR) -> None:
         from .figure import timeline_json
 
         self.set_trait("figure", timeline_json())
         self.set_trait("bokeh_js", assets.bokeh_js())
-        super().__init__(feed, right)
+        super().__init__(run, right)
 
 
 def _take_clicks_while_a_cell_runs(comm: Any) -> None:
@@ -83,12 +88,5 @@ def _take_clicks_while_a_cell_runs(comm: Any) -> None:
         comm._reply_subshell_for = lambda data, default: default
 
 
-def bundle(widgets: list[View], static: str, text: str) -> dict[str, Any]:
-    """What IPython displays: the live views, and beside them the static form for where nothing can be live."""
-    import ipywidgets
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        box = widgets[0] if len(widgets) == 1 else ipywidgets.VBox(widgets, layout={"width": "100%"})
-    view = {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
-    return {"text/plain": text, "text/html": static or html.escape(text), "application/vnd.jupyter.widget-view+json": view}
+def stacked(views: list[View]) -> ipywidgets.VBox:
+    return ipywidgets.VBox(views, layout={"width": "100%"})

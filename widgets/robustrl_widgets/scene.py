@@ -29,6 +29,8 @@ _GONE_AFTER = 4.0
 
 _SINCE = {"injection": "fault", "last sign of life": "last sign of life", "decision": "restart was decided"}
 
+_MOVED = "unfinished answers of"
+
 Picture = dict[str, Any]
 Line = list[Any]
 """[time, role, tone, words]; tone: bad, doing, good or plain."""
@@ -81,8 +83,8 @@ class Scene:
             case ev.RoleSample():
                 return
             case ev.RoleStateChanged(role=role, new="failed"):
-                if episode := self.episodes.last_of(role):
-                    self._say(t, role, "bad", f"{recovery_text.seen(episode)} Noticed after {seconds(episode.record.detect)}.")
+                if failed := self.episodes.last_of(role):
+                    self._say(t, role, "bad", f"{recovery_text.seen(failed)} Noticed after {seconds(failed.record.detect)}.")
             case ev.RoleStateChanged(role=role, new=new, reason=reason):
                 self._note(t, role, "plain", f"{new}: {reason}")
             case ev.Verdict(role=role, kind=kind, rule=rule) if kind != "failed":
@@ -99,7 +101,7 @@ class Scene:
                 self._say(t, "", "bad", f"Steps {to + 1} to {old} are done again: {reason}")
             case ev.TrajectoriesMoved(ids=ids, source=source, target=target, kept=kept):
                 tokens = f", {count(sum(kept))} tokens are kept" if sum(kept) else ", from the start"
-                self._say(t, source, "doing", f"{len(ids)} unfinished answers of {source} go on at {target}{tokens}.")
+                self._say(t, source, "doing", f"{len(ids)} {_MOVED} {source} go on at {target}{tokens}.")
             case ev.WarningRaised(text=text):
                 self._say(t, "", "plain", text)
             case ev.Paused(step=step):
@@ -113,15 +115,19 @@ class Scene:
 
     def _note(self, t: float, role: str, tone: str, words: str) -> None:
         if role:
-            self.history.setdefault(role, deque(maxlen=_HISTORY)).append([t, role, tone, cut(words, LONG)])
+            self._add(self.history.setdefault(role, deque(maxlen=_HISTORY)), [t, role, tone, cut(words, LONG)])
 
     def _say(self, t: float, role: str, tone: str, words: str) -> None:
         self._note(t, role, tone, words)
-        last = self.story[-1] if self.story else None
-        if last and last[1:3] == [role, tone] and "unfinished answers" in last[3] and "unfinished answers" in words and t - last[0] < 1.0:
-            last[3] = cut(recovery_text.moved(self.episodes.last_of(role)) or words)
+        self._add(self.story, [t, role, tone, cut(words)])
+
+    def _add(self, lines: deque[Line], line: Line) -> None:
+        """Groups of answers that move together are one line."""
+        last = lines[-1] if lines else None
+        if last and last[1:3] == line[1:3] and _MOVED in last[3] and _MOVED in line[3] and line[0] - last[0] < 1.0:
+            last[3] = cut(recovery_text.moved(self.episodes.last_of(line[1])) or line[3])
         else:
-            self.story.append([t, role, tone, cut(words)])
+            lines.append(line)
 
     # -- pictures --------------------------------------------------------------------------------------------------------------------------
 
@@ -150,12 +156,12 @@ class Scene:
         view = self.state.roles[role]
         return {"role": role, "node": view.node, "pid": view.pid, "incarnation": view.incarnation, "state": str(view.state),
                 "reason": cut(view.reason, LONG), "history": list(self.history.get(role, ())),
-                "episodes": [recovery_text.picture(episode, self.state) for episode in self.episodes.all if role in episode.record.roles][-5:]}
+                "episodes": [recovery_text.picture(each, self.state) for each in self.episodes.all if role in each.record.roles][-5:]}
 
 
 def _pull(pull: PullView, t0: float, over: float, rate: float) -> Picture:
-    return {"to": pull.target, "from": pull.source, "v": pull.version, "done": pull.done, "bytes": pull.bytes, "via": cut(pull.transport, 24),
-            "t": round(pull.since - t0, 2), "over": round(over, 2), "rate": float(f"{rate:.3g}")}
+    return {"to": pull.target, "from": pull.source, "v": pull.version, "done": pull.done, "bytes": pull.bytes,
+            "via": cut(pull.transport, 24), "t": round(pull.since - t0, 2), "over": round(over, 2), "rate": float(f"{rate:.3g}")}
 
 
 def _timeline(scene: Scene, now: float) -> Picture:

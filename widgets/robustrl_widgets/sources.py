@@ -19,11 +19,11 @@ class Source(Protocol):
 
     job: Job | None
     """For commands; None: there is nobody to give one to."""
-    speed: float
-    """Seconds of the run per second; 0: it stands still."""
     generation: int
     """Rises when it starts again from the beginning."""
 
+    @property
+    def speed(self) -> float: ...  # seconds of the run per second; 0: it stands still
     def take(self) -> Sequence[ev.Entry]: ...  # those that came since the last call
     def now(self) -> float: ...  # seconds since the first entry
     def entries(self) -> Sequence[ev.Entry]: ...  # all that were taken
@@ -32,10 +32,9 @@ class Source(Protocol):
 class LiveRun:
     """A job that runs, or has ended meanwhile."""
 
-    generation = 0
-
     def __init__(self, job: Job, clock: Callable[[], float] = time.monotonic) -> None:
         self.job: Job | None = job
+        self.generation = 0
         self._job, self._clock, self._count = job, clock, 0
         self._first = self._last = self._heard = 0.0
 
@@ -101,7 +100,7 @@ class RecordedRun:
         """From now on at this speed (0 to 100), from ``at`` seconds on. Raises ValueError."""
         if speed is not None and not 0 <= speed <= 100:
             raise ValueError(f"speed = {speed!r}: must be from 0 to 100")
-        if at is not None and not 0 <= at:
+        if at is not None and not at >= 0:
             raise ValueError(f"at = {at!r}: must be seconds, 0 or more")
         here = self.now()
         self._at, self._since = min(self.length, here if at is None else at), self._clock()

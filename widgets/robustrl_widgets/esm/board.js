@@ -39,16 +39,16 @@ function render({ model, el }) {
     const ledger = job.ledger;
     const share = job.steps ? Math.min(100, 100 * job.step / job.steps) : 0;
     fresh = h("span", { class: "fresh" });
-    head.replaceChildren(
+    head.replaceChildren(...[
       h("span", { class: "name", title: job.run }, job.name || "job"),
       h("span", { class: `pill ${job.status}` }, job.status),
       kpi("optimizer step", `${job.step} / ${job.steps || "?"}`, h("div", { class: "track" }, h("i", { style: { width: `${share}%` } }))),
-      job.reward !== undefined && job.reward !== null ? kpi("reward", job.reward.toFixed(2)) : null,
+      job.reward !== undefined ? kpi("reward", job.reward.toFixed(2)) : null,
       typeof job.accuracy === "number" ? kpi("held-out accuracy", `${(100 * job.accuracy).toFixed(0)} %`) : null,
       job.ettr ? kpi("ETTR strict", job.ettr.strict.toFixed(2)) : null,
       kpi("answers: started = used + dropped + in flight",
         `${whole(ledger.started)} = ${whole(ledger.consumed)} + ${whole(ledger.dropped)} + ${whole(ledger.in_flight)} ${ledger.balanced ? "\u2713" : "\u2260 !"}`),
-      fresh);
+      fresh].filter(Boolean));
   };
   const draw_say = (picture) => {
     const job = picture.head, count = Object.keys(picture.roles ?? {}).length, ill = job.ill ?? [];
@@ -139,7 +139,11 @@ function render({ model, el }) {
         draw_stages();
       },
     });
-    const age_text = (role) => { const quiet = view.now() - Math.max(role.progress_at, 0); return role.progress_at > 0.05 || role.state === "healthy" ? `progress ${span(Math.max(0, quiet))} ago` : ""; };
+    const age_text = (role) => {
+      const ago = (since) => span(Math.max(0, view.now() - since));
+      if (role.state === "healthy" && role.phase?.startsWith("waiting")) return `for ${ago(role.phase_at)}`;
+      return ["healthy", "suspect", "stale"].includes(role.state) ? `progress ${ago(role.progress_at)} ago` : `for ${ago(role.since)}`;
+    };
     const draw_stages = () => {
       const run = now.stages;
       if (!run) return;
@@ -211,7 +215,7 @@ function render({ model, el }) {
     const body = h("div", {}), said = h("p", { class: "answer" });
     const tabs = ["history", "logs", "stack"].map((key) => h("button", { role: "tab", "aria-selected": String(tab === key), onclick: () => { tab = key; open_detail(); } }, key));
     drawer.replaceChildren(h("div", { class: "detail" },
-      h("div", { class: "bar", role: "tablist" }, h("h3", {}, name, " ", h("span", { class: "mut" }, shown.roles[name]?.what ?? "")), tabs, h("button", { "aria-label": "close", onclick: () => select(name) }, "\u00d7")),
+      h("div", { class: "bar", role: "tablist" }, h("h3", {}, name), h("span", { class: "mut what" }, shown.roles[name]?.what ?? ""), tabs, h("button", { "aria-label": "close", onclick: () => select(name) }, "\u00d7")),
       acts(name, said), said, body));
     if (answer.error) { said.className = "answer error"; set_text(said, answer.error); return; }
     if (tab === "history") body.replaceChildren(history(detail));

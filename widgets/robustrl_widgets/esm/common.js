@@ -30,6 +30,9 @@ const merge = (old, patch) => {
   return merged;
 };
 
+// Nulls say "nothing", as a missing key does.
+const without_nulls = (value) => value && typeof value === "object" && !Array.isArray(value)
+  ? Object.fromEntries(Object.entries(value).filter(([, inner]) => inner !== null).map(([key, inner]) => [key, without_nulls(inner)])) : value;
 const parse = (text) => { try { return JSON.parse(text || "{}"); } catch { return {}; } };
 
 const span = (seconds) => {
@@ -54,7 +57,7 @@ const open_view = (model, el, name, draw, tick) => {
   let keyframe = null, key = 0, picture = null, delta = {}, at = performance.now(), waiting = false, closed = false;
   const take = () => {
     const text = model.get("full");
-    if (text !== keyframe) { keyframe = text; const full = parse(text); key = full.key; picture = full.picture ?? {}; }
+    if (text !== keyframe) { keyframe = text; const full = parse(text); key = full.key; picture = without_nulls(full.picture ?? {}); }
     const news = parse(model.get("delta"));
     if (news.key !== key) return false;
     if (news.n !== delta.n) { delta = news; at = performance.now(); }

@@ -21,20 +21,8 @@ async function render({ model, el }) {
     WINDOWS.map((seconds) => h("option", { value: seconds, selected: seconds === width }, `last ${span(seconds)}`)));
   const swatch = (name, words, line) => h("span", {}, h("i", { style: { background: `var(--${name})`, "border-color": line ? "var(--mut)" : "transparent" } }), words);
   const legend = h("div", { class: "legend" }, swatch("work", "working"), swatch("idle", "waiting (normal)", true), swatch("det", "detect"), swatch("res", "restart"), swatch("rec", "reconnect / pull"), swatch("soft", "starting up", true),
-    h("span", {}, "\u26a1 fault or failure"), h("span", {}, "| optimizer step"), h("span", { class: "push" }, windows, follows, all));
-  const view = open_view(model, el, "timeline", (picture) => { shown = picture; update(); }, () => scroll());
-  view.root.append(h("h2", {}, "Timeline"), legend, place);
+    h("span", {}, h("b", { style: { color: "var(--bad)" } }, "\u25bc "), "fault or failure"), h("span", {}, "| optimizer step"), h("span", { class: "push" }, windows, follows, all));
   const sync = () => follows.setAttribute("aria-pressed", String(follow));
-
-  const Bokeh = await load_bokeh(model);
-  const found = await Bokeh.embed.embed_item({ ...JSON.parse(model.get("figure")), target_id: null }, place);
-  const by_name = (name) => plot.document.get_model_by_name(name);
-  const top = found.model ?? [...(found.roots ?? found)][0].model;
-  plot = top;
-  sources = { bars: by_name("bars"), marks: by_name("marks"), steps: by_name("steps"), now: by_name("now") };
-  place.addEventListener("pointerdown", () => { follow = false; sync(); });
-  place.addEventListener("wheel", () => { follow = false; sync(); }, { passive: true });
-
   const paint = () => {
     const theme = view.root.dataset.theme;
     if (palette === theme) return;
@@ -47,7 +35,7 @@ async function render({ model, el }) {
     sources.now.line_color = get("mut");
   };
   const update = () => {
-    if (!plot || !shown) return;
+    if (!sources || !shown) return;
     paint();
     const lanes = shown.order ?? [], now = view.now(), get = Object.fromEntries(Object.entries(PAINT).map(([code, name]) => [code, colour(view.root, name)]));
     const edge = colour(view.root, "line");
@@ -68,12 +56,12 @@ async function render({ model, el }) {
     }
     sources.bars.data = data;
     const marks = Object.values(shown.marks ?? {});
-    sources.marks.data = { role: marks.map((mark) => mark[1]), t: marks.map((mark) => mark[0]), words: marks.map((mark) => mark[3]), glyph: marks.map(() => "\u26a1") };
+    sources.marks.data = { place: marks.map((mark) => [mark[1], 0.3]), role: marks.map((mark) => mark[1]), t: marks.map((mark) => mark[0]), words: marks.map((mark) => mark[3]) };
     sources.steps.data = { t: (shown.steps ?? []).map((step) => step[0]), step: (shown.steps ?? []).map((step) => step[1]) };
     scroll();
   };
   const scroll = () => {
-    if (!plot) return;
+    if (!sources) return;
     paint();
     const now = view.now();
     sources.now.location = now;
@@ -90,6 +78,18 @@ async function render({ model, el }) {
     }
   };
   const fit = () => plot?.x_range.setv({ start: 0, end: Math.max(10, view.now()) * 1.01 });
+  const view = open_view(model, el, "timeline", (picture) => { shown = picture; update(); }, () => scroll());
+  view.root.append(h("h2", {}, "Timeline"), legend, place);
+
+  const Bokeh = await load_bokeh(model);
+  const found = await Bokeh.embed.embed_item({ ...JSON.parse(model.get("figure")), target_id: null }, place);
+  const by_name = (name) => plot.document.get_model_by_name(name);
+  const top = found.model ?? [...(found.roots ?? found)][0].model;
+  plot = top;
+  sources = { bars: by_name("bars"), marks: by_name("marks"), steps: by_name("steps"), now: by_name("now") };
+  place.addEventListener("pointerdown", () => { follow = false; sync(); });
+  place.addEventListener("wheel", () => { follow = false; sync(); }, { passive: true });
+
   update();
   return () => view.close();
 }

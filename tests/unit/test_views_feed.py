@@ -1,0 +1,198 @@
+"""The feed between a run and its pages, the playback of recordings, and who may command what: without threads where that is possible."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from made_log import made_log
+from robustrl_widgets import assets
+from robustrl_widgets.commands import MAX_COMMAND, Commander, Right
+from robustrl_widgets.feed import RATE, Feed
+from robustrl_widgets.sources import LiveRun, RecordedRun
+from views_log import failing_log
+
+from robustrl.errors import ConfigError
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.t = 0.0
+
+    def __call__(self) -> float:
+        return self.t
+
+
+class _Job:
+    """A job as the views see it."""
+
+    def __init__(self, log, upto: int) -> None:
+        self.log, self.upto, self.over, self.calls = log, upto, False, []
+        self.roles = {name: SimpleNamespace(kill=lambda name=name: self.calls.append(("kill", name)) or 7,
+                                            hang=lambda seconds, name=name: self.calls.append(("hang", name, seconds)) or 7,
+                                            logs=lambda lines: ["x" * 9000]) for name in ("rollout-0", "rollout-1", "trainer-0")}
+        self.thresholds = SimpleNamespace(update=self._update)
+        self.run_dir = "/nowhere"
+
+    @property
+    def events(self):
+        return self.log[: self.upto]
+
+    def entries_after(self, count):
+        return self.log[count : self.upto]
+
+    def _update(self, changes):
+        if "rollout.no_tokens" not in changes:
+            raise ConfigError("x", 1, "no such threshold")
+        self.calls.append(changes)
+
+
+@pytest.fixture
+def feed():
+    """Over a job with one rollout ill, and no thread of its own."""
+    log = failing_log()
+    clock = _Clock()
+    made = Feed(LiveRun(_Job(log, len(log)), clock), clock)
+    made._thread = threading.current_thread()
+    made.later = lambda task: task()
+    return made
+
+
+def _watch(feed, view="board"):
+    seen = []
+    subscription = feed.subscribe(view, lambda what, channel: seen.append((what, json.loads(channel.full), json.loads(channel.delta))))
+    return seen, subscription
+
+
+def test_whoever_comes_gets_the_whole_picture_and_then_only_what_changes(feed):
+    job = feed.source.job
+    job.upto -= 5
+    early, _ = _watch(feed)
+    assert early[0][0] == "full" and early[0][1]["picture"]["head"]["ill"] == []
+    feed.step()
+    assert len(early) == 1, "nothing has changed"
+    job.upto += 5
+    feed._clock.t = 0.5
+    feed.step()
+    late, _ = _watch(feed)
+    assert early[-1][1]["key"] == late[0][1]["key"] and early[-1][2]["patch"] == late[0][2]["patch"], "one state for all"
+    feed._clock.t = 2.0
+    feed.step()
+    assert [len(early), len(late)] == [3, 2] and early[-1][0] == "delta", "a sign of life"
+    assert early[-1][2]["now"] > early[-2][2]["now"]
+
+
+def test_a_feed_has_threads_only_while_somebody_looks():
+    log = made_log()
+    before = threading.active_count()
+    feed = Feed(RecordedRun(log, speed=100.0))
+    got = threading.Event()
+    subscriptions = [feed.subscribe("board", lambda what, channel: "done" in channel.delta + channel.full and got.set()) for _ in range(3)]
+    assert got.wait(10.0), "the end of the recording arrives"
+    feed.later(got.clear)
+    for subscription in subscriptions:
+        subscription.close()
+    deadline = time.monotonic() + 10.0
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threading.active_count() == before
+
+
+def test_no_view_gets_more_messages_than_the_rate_allows():
+    log = made_log(steps=40)
+    times: list[float] = []
+    feed = Feed(RecordedRun(log, speed=2.0))
+    subscription = feed.subscribe("board", lambda what, channel: times.append(time.monotonic()))
+    time.sleep(1.0)
+    subscription.close()
+    assert 2 <= len(times) <= 2 + RATE
+
+
+def test_a_recording_plays_at_any_speed_stops_and_winds_back():
+    clock, log = _Clock(), made_log()
+    run = RecordedRun(log, speed=2.0, clock=clock)
+    clock.t = 0.25
+    assert len(run.take()) == 51 and run.now() == 0.5 and run.take() == []
+    run.play(speed=0)
+    clock.t = 9.0
+    assert run.now() == 0.5 and run.speed == 0
+    run.play(speed=1, at=0.1)
+    assert run.generation == 1 and len(run.take()) == 11 and len(run.entries()) == 11
+    clock.t = 1000.0
+    assert len(run.take()) == len(log) - 11 and run.now() == run.length and run.speed == 0.0
+    for wrong in ({"speed": -1}, {"speed": float("nan")}, {"at": -1.0}, {"at": float("nan")}):
+        with pytest.raises(ValueError, match="must be"):
+            run.play(**wrong)
+
+
+def _ask(feed, right, verb, **args):
+    answers = []
+    Commander(feed, right, may_play=True).take(json.dumps({"id": "1", "verb": verb, "args": args}), answers.append)
+    (answer,) = answers
+    return answer
+
+
+@pytest.mark.parametrize("verb", ["kill", "hang", "set_threshold", "pause", "resume"])
+def test_who_may_only_look_changes_nothing(feed, verb):
+    feed.subscribe("board", lambda *_: None)
+    for right in (Right.READ, Right.STUDENT):
+        assert "may only" in _ask(feed, right, verb, role="rollout-0", path="rollout.no_tokens", value="3s")["error"]
+    assert feed.source.job.calls == []
+    assert _ask(feed, Right.READ, "inspect", role="rollout-0")["value"]["right"] == 0
+
+
+def test_the_last_live_rollout_is_killed_only_when_that_was_said_twice(feed):
+    feed.subscribe("board", lambda *_: None)
+    assert "last live rollout" in _ask(feed, Right.INSTRUCTOR, "kill", role="rollout-0")["confirm"]
+    assert feed.source.job.calls == []
+    assert "killed" in _ask(feed, Right.INSTRUCTOR, "kill", role="rollout-0", sure=True)["value"]["said"]
+    assert _ask(feed, Right.INSTRUCTOR, "hang", role="trainer-0", seconds=10)["value"]["pid"] == 7
+    assert feed.source.job.calls == [("kill", "rollout-0"), ("hang", "trainer-0", 10.0)]
+
+
+def test_a_refused_value_says_why_and_an_accepted_one_applies(feed):
+    feed.subscribe("board", lambda *_: None)
+    assert "no such threshold" in _ask(feed, Right.INSTRUCTOR, "set_threshold", path="a.b", value="3s")["error"]
+    assert "value" in _ask(feed, Right.INSTRUCTOR, "set_threshold", path="rollout.no_tokens", value="3s")
+    assert feed.source.job.calls == [{"rollout.no_tokens": "3s"}]
+
+
+@pytest.mark.parametrize("raw", [
+    None, 7, "", "[]", "{", "x" * (MAX_COMMAND + 1), '{"id": 1, "verb": "kill"}', '{"id": "1", "verb": "kill", "more": 1}',
+    '{"id": "1", "verb": "kill", "args": {"role": ["rollout-0"]}}', json.dumps({"id": "i" * 65, "verb": "kill"}), "[" * 4000,
+])  # fmt: skip
+def test_what_is_no_command_is_refused_and_nothing_else(feed, raw):
+    answers = []
+    Commander(feed, Right.INSTRUCTOR).take(raw, answers.append)
+    assert len(answers) == 1 and "error" in answers[0] and feed.source.job.calls == []
+
+
+@pytest.mark.parametrize("args", [{"role": "../../etc/passwd"}, {"role": None}, {}, {"role": "<script>"}])
+@pytest.mark.parametrize("verb", ["logs", "stack", "inspect", "kill"])
+def test_a_role_that_is_none_reaches_no_file_and_no_process(feed, verb, args):
+    feed.subscribe("board", lambda *_: None)
+    assert "there is no role" in _ask(feed, Right.INSTRUCTOR, verb, **args)["error"]
+
+
+def test_logs_are_cut_and_a_recording_takes_no_commands(feed):
+    feed.subscribe("board", lambda *_: None)
+    (line,) = _ask(feed, Right.READ, "logs", role="rollout-0")["value"]
+    assert len(line) <= 400
+    assert "recording" in _ask(feed, Right.READ, "play", speed=1)["error"]
+    recorded = Feed(RecordedRun(failing_log(), speed=100.0))
+    recorded.later = lambda task: task()
+    time.sleep(0.05)
+    recorded.still()
+    assert "recording" in _ask(recorded, Right.INSTRUCTOR, "kill", role="rollout-0")["error"]
+    assert _ask(recorded, Right.READ, "play", speed=0, at=0.3)["value"]["at"] == pytest.approx(0.3)
+
+
+def test_pages_fetch_nothing_and_write_no_markup():
+    for view in assets.NAMES:
+        text = assets.esm(view)
+        own = text.replace("http://www.w3.org/2000/svg", "")
+        assert "http" not in own and "import " not in own and "innerHTML" not in own and "eval(" not in own, view
+        assert text.rstrip().endswith("export default { render };"), view

@@ -1,0 +1,89 @@
+// FaultPanel: order a fault, see each as a card that runs through its five stages, abort it, reveal a hidden one.
+const MARKS = ["planned", "injected", "detected", "recovered", "confirmed"];
+
+function render({ model, el }) {
+  let shown = null, choices = "", told = null;
+  const cards = h("div", { class: "cards" }), said = h("p", { class: "answer", role: "status" });
+  const pick = (label, ...options) => h("label", {}, label, h("select", { "aria-label": label }, options));
+  const kind = pick("fault"), target = pick("role"), when = pick("when"), hidden = h("input", { type: "checkbox" });
+  const values = { kind: kind.lastChild, target: target.lastChild, when: when.lastChild };
+  const order = h("button", { class: "danger", onclick: () => inject() }, "Inject");
+  const presets = pick("or a schedule"), preset = presets.lastChild;
+  const plan = h("button", { onclick: () => schedule() }, "Schedule");
+  const form = h("div", { class: "form" }, kind, target, when, h("label", { title: "the card tells nothing until you reveal it: find it yourself" }, "hidden", hidden), order, presets, plan);
+  const view = open_view(model, el, "faults", (picture) => { shown = picture; draw(); });
+  view.root.append(h("h2", {}, "Faults"), form, said, cards);
+
+  const option = (value, text, title) => h("option", { value, title }, text ?? value);
+  const ordered = (select, options) => { const before = select.value; select.replaceChildren(...options); if ([...select.options].some((one) => one.value === before)) select.value = before; };
+  const fill = () => {
+    const roles = Object.keys(shown.roles ?? {}).sort(), catalogue = Object.entries(shown.catalogue ?? {});
+    const wanted = JSON.stringify([roles, catalogue, shown.presets]);
+    if (wanted === choices) return;
+    choices = wanted;
+    ordered(values.kind, catalogue.map(([name, about]) => option(name, about.benign ? `${name} (benign)` : name, about.words)));
+    ordered(preset, (shown.presets ?? []).map((name) => option(name)));
+    const targets = () => {
+      const about = shown.catalogue[values.kind.value] ?? { kinds: [] };
+      const fits = roles.filter((role) => about.kinds.includes(shown.roles[role]));
+      ordered(values.target, fits.map((role) => option(role)));
+      const phases = [...new Set(fits.flatMap((role) => shown.phases?.[shown.roles[role]] ?? []))];
+      ordered(values.when, [option("now"), ...phases.map((phase) => option(`phase ${phase}`, `in phase ${phase.replaceAll("_", " ")}`)), ...[1, 2, 5].map((ahead) => option(`ahead ${ahead}`, `${ahead} step${ahead > 1 ? "s" : ""} from now`))]);
+      values.kind.title = about.words ?? "";
+    };
+    values.kind.onchange = targets;
+    targets();
+  };
+  const tell = (answer) => {
+    said.className = `answer ${answer.error ? "error" : ""}`;
+    set_text(said, answer.confirm ?? answer.error ?? answer.value?.said ?? "");
+    clearTimeout(told);
+    told = setTimeout(() => { if (!answer.confirm) set_text(said, ""); }, 12000);
+  };
+  const ask = async (button, verb, args, label) => {
+    const sure = button.classList.contains("sure");
+    button.disabled = true;
+    const answer = await view.ask(verb, { ...args, ...(sure ? { sure: true } : {}) });
+    button.disabled = false;
+    button.classList.toggle("sure", Boolean(answer.confirm));
+    set_text(button, answer.confirm ? `${label}: really?` : label);
+    tell(answer);
+    return answer;
+  };
+  const inject = () => {
+    const [mode, detail] = values.when.value.split(" ");
+    const args = { kind: values.kind.value, target: values.target.value, hidden: hidden.checked };
+    if (mode === "phase") args.phase = detail;
+    if (mode === "ahead") args.ahead = Number(detail);
+    ask(order, "inject", args, "Inject");
+  };
+  const schedule = () => ask(plan, "schedule", { name: preset.value }, "Schedule");
+
+  const draw = () => {
+    form.style.display = shown.over || !shown.catalogue ? "none" : "";
+    presets.style.display = plan.style.display = (shown.presets ?? []).length ? "" : "none";
+    fill();
+    const list = Object.values(shown.cards ?? {}).reverse();
+    cards.replaceChildren(...list.map(card));
+    if (!list.length) cards.append(h("p", { class: "mut" }, shown.over ? "No fault was injected into this run." : "No fault yet. Choose one above, or click a role on the board."));
+  };
+  const card = (fault) => {
+    const title = fault.masked ? "hidden fault: which role is it, and what is wrong with it?" : `${fault.kind.replaceAll("_", " ")} ${fault.target}${fault.when && fault.when !== "now" ? `, ${fault.when}` : ""}`;
+    const after = (name) => typeof fault[name] === "number" && typeof fault.injected === "number" ? `+${span(fault[name] - fault.injected)}` : typeof fault[name] === "number" ? "\u2713" : "";
+    const hit = (fault.hits ?? [])[0];
+    const words = { planned: span(fault.planned), injected: hit ? `${hit.role}${hit.phase ? `, ${hit.phase.replaceAll("_", " ")}` : ""}` : after("injected"), detected: after("detected"), recovered: after("recovered"), confirmed: after("confirmed") };
+    const reached = fault.masked ? 0 : Math.max(...MARKS.map((name, index) => typeof fault[name] === "number" ? index : 0));
+    const over = Boolean(fault.outcome) || fault.settled || shown.over;
+    const steps = MARKS.map((name, index) => h("div", { class: index <= reached ? "on" : index === reached + 1 && !over && !fault.masked ? "now" : "" }, name, h("b", {}, fault.masked && index ? "?" : words[name] || "\u00a0")));
+    const foot = h("div", { class: "acts" });
+    if (fault.outcome && !fault.masked) foot.append(h("span", { class: "mut" }, `${fault.outcome.replaceAll("_", " ")}${fault.reason ? `: ${fault.reason}` : ""}`));
+    if (fault.rule && !fault.masked) foot.append(h("span", { class: "mut" }, `rule ${fault.rule}`));
+    if (fault.by) foot.append(h("span", { class: "mut" }, `by ${fault.by}`));
+    const act = (label, verb) => { const button = h("button", { onclick: () => ask(button, verb, { fault: fault.n }, label) }, label); return button; };
+    if (fault.masked && !shown.over) foot.append(act("Reveal", "reveal"));
+    if (!over && !fault.masked) foot.append(act("Abort", "abort"));
+    return h("div", { class: `fault ${over ? "" : "now"}` }, h("h3", {}, title, h("span", {}, `${fault.benign ? "benign \u00b7 " : ""}#${fault.n}`)), h("div", { class: "steps" }, steps), foot.childNodes.length ? foot : null);
+  };
+  return () => view.close();
+}
+export default { render };
