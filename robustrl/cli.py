@@ -1,4 +1,4 @@
-"""The command line: ``robustrl demo | run CONFIG | audit RUN | ps | stop | doctor | bench NAME``.
+"""The command line: ``robustrl demo | run CONFIG | audit RUN | export RUN | ps | stop | doctor | bench NAME``.
 
 Tables and messages go to stderr, results to stdout. Exit status: 0 done; 1 failed, with the reason; 2 wrong usage or a setting that cannot
 be accepted; 130 ended by Ctrl-C, which also ends the job that the command started.
@@ -51,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--json", action="store_true", help="print nothing but the JSON line")
     audit = add("audit", _audit, "Check a run's log by itself; names the first violated rule.")
     audit.add_argument("run", type=Path, metavar="RUN", help="run directory, e.g. runs/latest, or its events.jsonl")
+    export = add("export", _export, "Write a run's timeline as a trace for ui.perfetto.dev.")
+    export.add_argument("run", type=Path, metavar="RUN", help="run directory, or its events.jsonl")
+    export.add_argument("--perfetto", type=Path, required=True, metavar="FILE")
     add("ps", _ps, "List your live jobs on this machine.")
     stop = add("stop", _stop, "End a live job, or all of them.")
     which = stop.add_mutually_exclusive_group(required=True)
@@ -111,6 +114,17 @@ def _audit(arguments: argparse.Namespace) -> int:
         print(f"{path}: violates {findings[0]}" + (f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""))
         return 1
     print(f"{path}: {len(entries)} entries satisfy all {len(RULES)} rules: {', '.join(RULES)}")
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from .export import write_perfetto
+
+    try:
+        count = write_perfetto(arguments.run, arguments.perfetto)
+    except OSError as error:
+        raise RobustRLError(f"{arguments.perfetto}: {error.strerror}") from error
+    print(f"{arguments.perfetto}: {count} trace events; open it at ui.perfetto.dev")
     return 0
 
 

@@ -282,12 +282,13 @@ class _Books:
     def _paper(self) -> float | None:
         trainers, rollouts = (len(self.machines[kind]) for kind in (RoleKind.TRAINER, RoleKind.ROLLOUT))
         length = self.span[1] - self.span[0]
-        out = clipped(joined(self.outage(r) for r in self.recoveries if self._stops_trainer(r)), self.span)
+        paused = joined(self.pauses)
+        out = without(clipped(joined(self.outage(r) for r in self.recoveries if self._stops_trainer(r)), self.span), paused)
         away = seconds(out) * (trainers + rollouts)
         for role in self.machines[RoleKind.ROLLOUT]:
             generating = joined((low, high) for low, high, _ in self.made.get(role, ()))
             down = clipped(joined(self.outage(r) for r in self.recoveries if role in r.roles), self.span)
-            away += seconds(without(down, out)) - seconds(intersection(generating, out))
+            away += seconds(without(down, joined([*out, *paused]))) - seconds(intersection(generating, out))
         return 1.0 - away / (trainers + rollouts) / length if trainers + rollouts and length else None
 
     def costs(self) -> list[Cost]:

@@ -24,6 +24,8 @@ from .roles import Phase, RoleId, RoleKind
 INJECTION, LAST_SIGN, DECISION = "injection", "last sign of life", "decision"
 STAGES = "detect", "restart", "reconnect", "total"
 RECOVERED, OPEN, UNFINISHED = "recovered", "open", "unfinished"
+_ENDS = ("exited", "exception", "node_lost")
+"""Rules that tell of an end, not since when something was wrong."""
 _TRAINS = (Phase.TRAIN, Phase.ADVANTAGE, Phase.OPTIMIZER)
 
 
@@ -88,7 +90,7 @@ class _Life:
     incarnation: int
     node: str
     seen: float
-    """Host time of its last sign of life."""
+    """Host time of its last sign of life: a sample of it, or an event that it emitted."""
     ended_well: bool = False
 
 
@@ -179,6 +181,8 @@ class Recoveries:
 
     def feed(self, entry: ev.Entry) -> None:
         t = entry.t
+        if (speaker := self._lives.get(entry.source)) and speaker.incarnation == entry.incarnation:
+            speaker.seen = t
         match entry.event:  # in order of frequency
             case ev.RoleSample() as event:
                 self._sample(t, event)
@@ -240,7 +244,7 @@ class Recoveries:
             recovery.cause = recovery.cause or cause
             if verdict and not recovery.rule and recovery.onset_by != DECISION:
                 recovery.rule = verdict.rule
-                if recovery.onset_by == LAST_SIGN:
+                if recovery.onset_by == LAST_SIGN and verdict.rule not in _ENDS:
                     recovery.onset = min(verdict.onset, recovery.detected)
 
     def _open(self, t: float, role: str, life: _Life, cause: str, onset_by: str = LAST_SIGN) -> _Open:

@@ -59,6 +59,14 @@ def test_the_word_of_an_injection_between_its_effect_and_the_recovery_is_no_late
     assert (only(story).onset, only(story).detect, only(story).faults) == (110.0, 0.0, (1,))
 
 
+def test_an_event_of_the_role_itself_is_a_sign_of_life() -> None:
+    story = Story(roles=("node_agent-0",))
+    story.at(108.0, ev.WarningRaised(text="so"), source="node_agent-0")
+    story.exits(110.0, "node_agent-0")
+    story.verdict(110.0, "node_agent-0", "exited", onset=100.0)
+    assert (only(story).onset, only(story).detect) == (108.0, 2.0)
+
+
 def test_a_hang_begins_where_its_rule_says() -> None:
     story = Story()
     for second in range(101, 115):
