@@ -1,0 +1,185 @@
+"""The audit's rules on recoveries, on tokens that moved and on rolled-back steps: a right log passes, a forged one is named."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from made_log import forge, made_log
+from story import ROLES, Story
+
+from robustrl.core import events as ev
+from robustrl.core.audit import audit
+from robustrl.core.recoveries import recoveries_of
+
+replace = msgspec.structs.replace
+
+
+def findings(rule: str, entries: list[ev.Entry]) -> list[str]:
+    return [finding.text for finding in audit(entries) if finding.rule == rule]
+
+
+# -- every recovery ends -
+
+
+def recovering(*, decided: bool = True, started: bool = True, back: bool = True, exit_known: bool = True, end: float = 700.0) -> Story:
+    story = Story()
+    if exit_known:
+        story.exits(110.0, "rollout-0")
+    if decided:
+        story.restart(110.0, "rollout-0")
+    if started:
+        story.starts(111.0, "rollout-0")
+    if back:
+        story.ready(112.0, "rollout-0")
+    story.ends(end, "stopped")
+    return story
+
+
+def test_a_recovery_that_ends_is_no_violation() -> None:
+    assert findings("recoveries", recovering().entries) == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "text"),
+    [
+        ({"decided": False, "started": False, "back": False}, "nothing was decided"),
+        ({"started": False, "back": False}, "not back 590 s after its failure"),
+        ({"back": False}, "not back 590 s after its failure"),
+        ({"exit_known": False}, "no end of incarnation 1"),
+    ],
+)
+def test_one_that_does_not_is_named(missing: dict[str, bool], text: str) -> None:
+    (found,) = findings("recoveries", recovering(**missing).entries)
+    assert text in found
+
+
+def test_the_end_of_the_run_may_come_first() -> None:
+    assert findings("recoveries", recovering(decided=False, started=False, back=False, end=115.0).entries) == []
+    assert findings("recoveries", recovering(back=False, end=200.0).entries) == []
+
+
+def test_in_the_mode_observe_nothing_need_be_decided() -> None:
+    story = Story()
+    story.at(101.0, ev.RecoverySettings(mode="observe", standbys="cold"))
+    story.exits(110.0, "rollout-0")
+    story.ends(700.0, "stopped")
+    assert findings("recoveries", story.entries) == []
+
+
+def test_a_restart_of_what_never_lived() -> None:
+    story = recovering()
+    story.at(700.0, ev.RestartDecided(role="rollout-7", incarnation=1, reason="so"))
+    assert "which never started" in findings("recoveries", story.entries)[0]
+
+
+def test_a_node_takes_the_lives_on_it_along() -> None:
+    story = Story()
+    story.at(110.0, ev.NodeLost(node="node-0", reason="so"))
+    for role in ROLES:
+        story.restart(110.0, role)
+        story.starts(111.0, role)
+        story.ready(112.0, role)
+    story.ends(700.0, "stopped")
+    assert findings("recoveries", story.entries) == []
+
+
+def test_the_log_that_the_rule_reads_is_the_one_that_accounting_reads() -> None:
+    assert [found.outcome for found in recoveries_of(recovering().entries)] == ["recovered"]
+
+
+# -- tokens that moved -
+
+
+def moved(runs: list[tuple[int, int]], moves: list[tuple[int, int]], turns: int = 0) -> list[str]:
+    """What the rule says of a trajectory with these (version, tokens), after moves of (version of the new rollout, tokens kept)."""
+    story = Story()
+    for version, kept in moves:
+        story.at(102.0, ev.TrajectoriesMoved(ids=[1], source="rollout-0", target="rollout-1", version=version, kept=[kept]))
+    count = sum(n for _, n in runs)
+    event = ev.TrajectoriesFinished(
+        batch=1, group=0, ids=[1], prompt="", texts=[""], rewards=[0.0], tokens=[count], versions=[runs], tool_turns=[turns]
+    )
+    story.at(103.0, event)
+    return findings("tokens", story.entries)
+
+
+@pytest.mark.parametrize(
+    ("runs", "moves", "text"),
+    [
+        ([(1, 10)], [], ""),
+        ([(1, 10)], [(1, 4)], ""),
+        ([(1, 4), (2, 6)], [(2, 4)], ""),
+        ([(1, 4), (3, 6)], [(2, 4)], ""),  # a newer version still, before its first token there
+        ([(1, 3), (2, 2), (3, 5)], [(2, 3), (3, 5)], ""),
+        ([(1, 9), (2, 6)], [(2, 4)], "9 tokens of versions below 2, but only 4 were kept"),
+        ([(1, 10)], [(2, 4)], "10 tokens of versions below 2, but only 4 were kept"),  # mixed, and not marked
+        ([(1, 10)], [(2, 4), (2, 3)], "had 4 tokens when it moved before, and now 3"),
+        ([(1, 3)], [(1, 4)], "ended with 3 tokens; 4 were kept"),
+        ([(2, 4), (1, 6)], [], "must rise"),
+        ([(1, 4), (1, 6)], [], "must rise"),
+        ([(1, 4), (2, 0)], [], "must rise"),
+    ],
+)
+def test_tokens_are_of_the_version_of_who_made_them(runs: list[tuple[int, int]], moves: list[tuple[int, int]], text: str) -> None:
+    found = moved(runs, moves)
+    assert text in found[0] if text else found == []
+
+
+def test_the_answers_of_tools_are_not_among_the_kept_tokens() -> None:
+    assert moved([(1, 10), (2, 4)], [(2, 4)], turns=1) == []
+
+
+# -- rollbacks -
+
+
+def rolled_back(to: int = 1, old: int = 2, version: int = 3) -> list[ev.Entry]:
+    """A good log whose step 2 is rolled back and made again as version 3, which then has no step of its own any more."""
+    entries = made_log(steps=2)
+    at = next(i for i, e in enumerate(entries) if isinstance(e.event, ev.EndDecided))
+    commit = next(e.event for e in entries if isinstance(e.event, ev.OptimizerStepCommitted) and e.event.step == 2)
+    announced = next(e.event for e in entries if isinstance(e.event, ev.VersionAnnounced) and e.event.version == 2)
+    again = [
+        ev.RolledBack(old=old, to=to, reason="the copies of step 2 were bad"),
+        replace(commit, version=version, digest="f" * 32),
+        replace(announced, version=version, digest="f" * 32),
+        ev.StepMetrics(step=2, values={}, phase_seconds={}),
+    ]
+    host = entries[-1]
+    return forge([*entries[:at], *(replace(host, event=event) for event in again), *entries[at:]])
+
+
+def test_a_rolled_back_step_is_made_again_under_a_new_version() -> None:
+    assert audit(rolled_back()) == []
+
+
+@pytest.mark.parametrize(
+    ("forged", "text"),
+    [
+        ({"old": 3}, "rolled back from step 3 to 1, when the last committed step was 2"),
+        ({"old": 2, "to": 2}, "rolled back from step 2 to 2"),
+        ({"to": 0}, "step 2 was committed, step 1 is due"),
+        ({"version": 2}, "claims version 2 after version 2"),
+    ],
+)
+def test_a_forged_rollback_is_named(forged: dict[str, int], text: str) -> None:
+    assert any(text in found for found in findings("steps", rolled_back(**forged)))
+
+
+def test_a_rollback_that_is_not_told() -> None:
+    entries = [entry for entry in rolled_back() if not isinstance(entry.event, ev.RolledBack)]
+    assert "step 2 was committed, step 3 is due" in findings("steps", forge(entries))[0]
+
+
+def test_work_for_a_rollout_whose_life_never_held_the_version() -> None:
+    """It died with version 3 and was given work for it after two more lives without any."""
+    story = Story()
+    story.at(101.0, ev.PullCommitted(source="k", target="rollout-0", incarnation=1, version=3, digest="d", bytes=1, seconds=0.1,
+             commit_seconds=0.1, transport="shm", lag=1, probe_gap=0.0, address=""))  # fmt: skip
+    given = ev.TrajectoriesStarted(batch=1, group=0, ids=[1], rollout="rollout-0", version=3)
+    story.at(102.0, given)
+    story.starts(103.0, "rollout-0")
+    story.at(103.1, given)
+    assert findings("serving", story.entries) == [], "the word of it may be late"
+    story.starts(104.0, "rollout-0")
+    story.at(105.0, given)
+    assert "neither incarnation 3 nor the one before held" in findings("serving", story.entries)[0]
