@@ -31,7 +31,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     yield folder
     for entry in registry.live_jobs():
         os.kill(entry.host_pid, signal.SIGKILL)
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # a host that ends late removes its own part of it meanwhile
 
 
 def test_demo_ends_with_one_json_line_and_its_table_on_stderr(monkeypatch, capsys):

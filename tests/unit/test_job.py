@@ -37,7 +37,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     for entry in registry.live_jobs():
         os.kill(entry.host_pid, signal.SIGKILL)
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # a host that ends late removes its own part of it meanwhile
 
 
 @pytest.fixture
