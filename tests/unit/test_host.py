@@ -17,6 +17,9 @@ from robustrl.core.lifecycle import FAILED
 from robustrl.core.run_state import RunState
 from robustrl.runtime.event_log import EventLog, LogError, audit_run
 from robustrl.runtime.host import Host
+from robustrl.runtime.lives import Lives
+from robustrl.runtime.restarting import Restarting
+from robustrl.runtime.serving import Serving
 
 
 class _FullDisk(EventLog):
@@ -33,8 +36,10 @@ class _FullDisk(EventLog):
 def _host(run_dir: Path) -> Host:
     host = Host.__new__(Host)
     host.run_dir, host._reserve, host.config, host.state = run_dir, run_dir / "reserve", JobConfig(profile="class"), RunState()
-    host._lines, host._tasks, host._closing, host._turned = [], set(), False, time.monotonic()
-    host._log = _FullDisk(run_dir / "events.jsonl", time.monotonic)
+    host.lines, host._tasks, host.closing, host._turned = [], set(), False, time.monotonic()
+    host.lives = Lives(host)
+    host.restarting, host.serving = Restarting(host), Serving(host)
+    host.event_log = _FullDisk(run_dir / "events.jsonl", time.monotonic)
     return host
 
 
@@ -51,7 +56,7 @@ def test_a_full_disk_ends_the_job_with_a_closing_record_that_says_so(tmp_path: P
             if writer == "host":
                 host.record(ev.WarningRaised(text="x"))
             else:
-                host._emit(msgspec.msgpack.encode([ev.Emitted("rollout-0", 1, 1, 0.5, ev.WarningRaised(text="x"))]))
+                host.serving.take_events(msgspec.msgpack.encode([ev.Emitted("rollout-0", 1, 1, 0.5, ev.WarningRaised(text="x"))]))
         verdict = await host.end
         assert (verdict.status, verdict.reason) == (FAILED, "no room")
         host._close_log(verdict)

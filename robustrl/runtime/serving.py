@@ -1,0 +1,198 @@
+"""The host's socket: events come in, the log goes out, and verbs are answered. Any number of readers; each sees every line, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..core import events as ev
+from ..core.lifecycle import STOPPED
+from ..core.placement import place_another
+from ..core.roles import RoleKind, RoleState
+from ..errors import JobFailed, RobustRLError
+from . import wire
+from .role import Peer, actor_name
+
+if TYPE_CHECKING:
+    from .host import Host
+
+log = logging.getLogger("host")
+
+
+class Serving:
+    def __init__(self, host: Host) -> None:
+        self._host, self._lives = host, host.lives
+
+    async def serve(self, hello: wire.Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        streams: list[asyncio.Task[None]] = []
+        try:
+            while message := await wire.read_message(reader):
+                match message:
+                    case wire.Emit(events=events):
+                        if ack := self.take_events(events):
+                            wire.write_message(writer, ack)
+                    case wire.Subscribe(after=after):
+                        streams.append(asyncio.create_task(self._stream(after, writer)))
+                    case wire.Call():
+                        self._host.spawn(self._answer(message, writer))
+        except (ConnectionError, RobustRLError) as error:
+            log.info("a %s left: %s", hello.kind, error)
+        finally:
+            for stream in streams:
+                stream.cancel()
+
+    def take_events(self, events: bytes) -> wire.Ack | None:
+        batch = ev.emitted_decoder.decode(events)
+        if self._host.closing:
+            return None
+        self._host.say_gap()
+        for emitted in batch:
+            self._host.write(lambda emitted=emitted: self._host.event_log.append(emitted))  # type: ignore[misc]
+        last = batch[-1]
+        return wire.Ack(last.source, last.incarnation, self._host.event_log.acknowledged(last.source, last.incarnation))
+
+    async def _stream(self, after: int, writer: asyncio.StreamWriter) -> None:
+        """History from the file, then each line as it is written; one message for all that is ready."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        history = self._host.event_log.path.read_bytes().splitlines()[after:]
+        self._host.lines.append(queue)
+        try:
+            for start in range(0, len(history), 1000):
+                wire.write_message(writer, wire.Entries(history[start : start + 1000]))
+                await writer.drain()
+            while (line := await queue.get()) is not None:
+                lines = [line]
+                while not queue.empty() and len(lines) < 1000:
+                    if (more := queue.get_nowait()) is None:
+                        wire.write_message(writer, wire.Entries(lines))
+                        return
+                    lines.append(more)
+                wire.write_message(writer, wire.Entries(lines))
+                await writer.drain()
+        except ConnectionError:
+            pass  # the reader's side of this connection sees the same and says so
+        finally:
+            self._host.lines.remove(queue)
+
+    async def _answer(self, call: wire.Call, writer: asyncio.StreamWriter) -> None:
+        try:
+            verb = self._VERBS.get(call.verb)
+            if verb is None:
+                raise RobustRLError(f"verb {call.verb!r}: the host knows {', '.join(sorted(self._VERBS))}")
+            result = wire.Result(call.id, await verb(self, **call.args))
+        except Exception as error:  # whatever a verb raises is the caller's to see
+            result = wire.Result(call.id, error=wire.Failure.of(error))
+        wire.write_message(writer, result)
+
+    # -- verbs ---
+
+    async def _stop(self, reason: str = "stopped by the user") -> str:
+        self._host.decide_end(STOPPED, reason)
+        return self._host.end.result().status
+
+    async def _pause(self) -> int:
+        return await self._running("task_runner").call("pause", deadline=self._host.config.deadlines.call)
+
+    async def _resume(self) -> int:
+        return await self._running("task_runner").call("resume", deadline=self._host.config.deadlines.call)
+
+    async def save_pretrained(self, path: str) -> str:
+        await self._running("trainer-0").call("save_pretrained", path, deadline=self._host.config.deadlines.call)
+        return path
+
+    async def _add_rollout(self) -> str:
+        """The name of the new role, whose process is there; it sets itself up and joins behind our back."""
+        manager = self._running("rollout_manager")
+        assert self._host.cluster is not None
+        role, node = place_another(RoleKind.ROLLOUT, self._host.cluster.nodes, self._lives.places)
+        self._lives.places[role] = node
+        await self._lives.create(str(role))
+        self._host.spawn(self._join(str(role), manager))
+        return str(role)
+
+    async def _join(self, rollout: str, manager: Peer) -> None:
+        await self._lives.peer(rollout).call("open", deadline=self._host.config.deadlines.role_start)
+        await manager.call("add_rollout", rollout, deadline=self._host.config.deadlines.call)
+
+    async def _set_thresholds(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """All or none of ``changes`` (path -> value), checked and in force from the next entry on. Returns all thresholds."""
+        new = self._host.thresholds.updated(changes)
+        if made := self._host.thresholds.changes(new):
+            self._host.thresholds = new
+            self._host.record(ev.ThresholdsChanged(thresholds=new.to_dict(), changes=made))
+        return new.to_dict()
+
+    async def _signal(self, role: str, signal: str, seconds: float = 0.0) -> int:
+        """The pid that was hit, by its node's agent."""
+        if role not in self._host.state.roles:
+            raise RobustRLError(f"role {role!r}: this job has {', '.join(self._host.state.roles) or 'none yet'}")
+        view = self._host.state.roles[role]
+        agent = self._lives.agent_of(view.node)
+        deadline = self._host.config.deadlines.call
+        return await agent.call("signal", role, view.incarnation, signal, seconds, deadline=deadline)
+
+    async def _logs(self, role: str, lines: int = 50) -> list[str]:
+        if role not in self._host.state.roles:
+            raise RobustRLError(f"role {role!r}: this job has {', '.join(self._host.state.roles) or 'none yet'}")
+        path = self._host.run_dir / "logs" / f"{actor_name(role, self._host.state.roles[role].incarnation)}.log"
+        return path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else []
+
+    async def _incarnation(self, role: str) -> int:
+        """Number of the present life; a later life counts once it can be called."""
+        if role not in self._lives.incarnations:
+            raise RobustRLError(f"role {role!r}: this job has {', '.join(self._lives.incarnations)}")
+        if (number := self._lives.incarnations[role]) > 1:
+            await self._lives.successor(role, number - 1, self._host.config.deadlines.role_start)
+        return self._lives.incarnations[role]
+
+    async def _successor(self, role: str, incarnation: int, wait: float) -> None:
+        await self._lives.successor(role, incarnation, wait)
+
+    async def _ready(self, kind: str) -> list[str]:
+        """The roles of a kind that can be called."""
+        return [role for role, view in self._host.state.roles.items() if view.kind == kind and view.ready and not view.exited]
+
+    async def _known(self) -> dict[str, Any]:
+        """What the log holds of the trajectories and of the steps, for a request manager or task runner in a later life."""
+        ledger = self._host.state.ledger
+        return {
+            "step": self._host.state.step,
+            "evaluated": [done.version for done in self._host.state.evaluations],
+            "paused": self._host.state.paused,
+            "metrics": int(self._host.state.metrics[-1]["step"]) if self._host.state.metrics else 0,
+            "started": {i: ledger.state(i).value for i in ledger.ids()},
+            "finished": sorted(self._host.state.finished_ids),
+        }
+
+    async def _state(self) -> dict[str, Any]:
+        return {
+            "run": self._host.run_id,
+            "status": self._host.state.status,
+            "step": self._host.state.step,
+            "steps": self._host.state.steps,
+            "reason": self._host.state.reason,
+        }
+
+    _VERBS: ClassVar[dict[str, Callable[..., Awaitable[Any]]]] = {
+        "stop": _stop,
+        "pause": _pause,
+        "resume": _resume,
+        "save_pretrained": save_pretrained,
+        "add_rollout": _add_rollout,
+        "set_thresholds": _set_thresholds,
+        "signal": _signal,
+        "logs": _logs,
+        "state": _state,
+        "incarnation": _incarnation,
+        "successor": _successor,
+        "ready": _ready,
+        "known": _known,
+    }
+
+    def _running(self, role: str) -> Peer:
+        view = self._host.state.roles.get(role)
+        if view is None or view.state is not RoleState.HEALTHY:
+            raise JobFailed(f"{role} is {view.state if view else 'not started yet'}: wait for the job to run, e.g. job.wait(step=1)")
+        return self._lives.peer(role)
