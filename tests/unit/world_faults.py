@@ -140,7 +140,10 @@ class Faults:
         self._never_ready.add(role.name)
 
     def _do_peer_gone(self, fault: Fault, role: Role, incarnation: int = 0) -> None:
-        other = next(r for r in self.of(RoleKind.ROLLOUT) if r is not role and r.alive)
+        other = next((r for r in self.of(RoleKind.ROLLOUT) if r is not role and r.alive), None)
+        if other is None:
+            self.injected.pop()
+            return
         self.emit(other.name, ev.PeerGone(role=other.name, incarnation=other.incarnation, peer=role.name,
                                           peer_incarnation=incarnation or role.incarnation, error="UCXXConnectionResetError"))  # fmt: skip
 
