@@ -50,7 +50,7 @@ lint: $(STAMP)
 	$(call timed,lint,$(BIN)/ruff check .; $(BIN)/mypy)
 
 unit: $(STAMP)
-	$(call timed,unit tests,$(PYTEST) -n 2 --dist worksteal tests/unit)
+	$(call timed,unit tests,$(PYTEST) tests/unit)
 
 live: $(STAMP)
 	$(call timed,live tests,$(PYTEST) tests/live)
@@ -61,7 +61,7 @@ browser: $(STAMP) chromium
 	else $(PYTEST) tests/browser; fi)
 
 soak: $(STAMP)
-	$(call timed,soak,$(PYTEST) -m soak tests/live)
+	$(call timed,soak,$(PYTEST) -m soak tests/unit tests/live)
 
 chromium:
 	@if ls tests/browser/test_*.py >/dev/null 2>&1 && ! command -v chromium >/dev/null; then \
