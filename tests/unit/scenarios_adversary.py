@@ -118,7 +118,7 @@ def _all_agent_workers_stop_with_tools_out(d: random.Random) -> Scenario:
 
 
 @scenario
-def _non_finite_loss(d: random.Random) -> Scenario:
+def _loss_that_is_no_number(d: random.Random) -> Scenario:
     return Scenario(
         "",
         (Fault("non_finite", "trainer-0", phase="train", step=1, at=5.0),),

@@ -143,9 +143,9 @@ def _all_rollouts_stop_together(d: random.Random) -> Scenario:
     names = ["rollout-0", "rollout-1", "rollout-2"]
     return Scenario(
         "",
-        tuple(Fault("freeze", name, at=d.uniform(8, 8.2), step=1) for name in names),
+        tuple(Fault("freeze", name, at=d.uniform(8, 8.2), step=2) for name in names),
         must=tuple(Must(name, within=(*WEDGED_ROLLOUT, 0.2)) for name in names),
-        seconds=40,
+        seconds=60,
         shape={**BUSY, "rollouts": 3},
     )
 
