@@ -21,6 +21,8 @@ _IDLE = 0.5
 _TOGETHER = 0.2
 """Seconds within which two ranks fell idle at the same time."""
 _ORDER = {Phase.ADVANTAGE: 1, Phase.TRAIN: 2, Phase.OPTIMIZER: 3, Phase.SNAPSHOT: 4, Phase.PUBLISH: 5, Phase.WAITING_BATCH: 6}
+_MEETING = (Phase.OPTIMIZER, Phase.SNAPSHOT)
+"""Phases in which the ranks wait for each other."""
 _STOPPED = "process stopped"
 _TRAINER, _ROLLOUT = frozenset({RoleKind.TRAINER}), frozenset({RoleKind.ROLLOUT})
 _LOOPS = (MANAGEMENT - {RoleKind.SUPERVISOR}) | {RoleKind.STATE_KEEPER}
@@ -213,7 +215,7 @@ def _overdue(life: Life, ctx: Context) -> Sign | None:
     if sample is None or not life.armed or sample.phase not in OVERDUE:
         return None
     limit = ctx.limit(life, f"trainer.{sample.phase}")
-    if sample.phase_age < limit:
+    if sample.phase_age < limit or (sample.phase in _MEETING and _others_behind(life, ctx)):
         return None
     onset = life.since("phase_age")
     return Sign(REPORTED, onset + limit, onset, limit, _seen(life))
@@ -252,6 +254,12 @@ def _peer_gone(life: Life, ctx: Context) -> Sign | None:
     return Sign(REPORTED, t, life.sampled, 0.0, {"seen_by": gone.role, "error": gone.error, **_seen(life)})
 
 
+def _others_behind(life: Life, ctx: Context) -> bool:
+    """A rank has not come as far, or has ended: this one waits for it."""
+    others = [other for other in ctx.of_kind(life.kind) if other is not life]
+    return any(not other.armed or other.error or _position(other) < _position(life) for other in others)
+
+
 def _graced(life: Life, ctx: Context, path: str) -> float:
     """The limit at ``path``, or the start-up grace of the kind while nothing was done in this life."""
     limit = ctx.limit(life, path)
@@ -265,6 +273,8 @@ def _blamed(life: Life, ctx: Context, onset: float, limit: float, busy: bool = F
         return Sign(WAITING, onset + limit, onset, limit, {"peer": peer, **evidence}, peer=peer)
     if how == _STOPPED:
         onset = max(onset, life.since("loop_age"))
+        if life.sample is not None and life.sample.loop_age < limit:
+            return None
     elif life.waited > onset:
         onset = life.waited
         if life.sampled < onset + limit:
@@ -277,12 +287,13 @@ def _culprit(life: Life, ctx: Context, busy: bool, limit: float) -> tuple[str, s
     others = sorted((other for other in ctx.of_kind(RoleKind.TRAINER) if other is not life), key=lambda other: other.role)
     if not others:
         return "", "only rank"
+    sample = life.sample
+    if life.stopped and sample is not None and sample.loop_age >= min(limit, sample.active_age) - _TOGETHER:
+        return "", _STOPPED  # all this time, not only while it waited
     if gone := [other for other in others if other.down or other.error]:
         return gone[0].role, "ended"
     if starting := [other for other in others if not other.armed]:
         return starting[0].role, "starting"
-    if life.stopped and life.sample is not None and life.sample.loop_age >= limit:
-        return "", _STOPPED  # all this time, not only while it waited
     mine = _position(life)
     idle = [other for other in others if other.sample is not None and other.sample.active_age >= _IDLE]
     if stopped := [other for other in idle if other.stopped and _position(other) <= mine]:

@@ -30,6 +30,8 @@ class ActivityMeter:
         self.floor = floor
         self._readings: deque[tuple[float, float]] = deque()
         self._was_active = True
+        self._pace = 1.0
+        """Share of a core that it used while it was active."""
         self.last = 0.0
 
     def read(self, now: float, used: float) -> None:
@@ -39,15 +41,17 @@ class ActivityMeter:
             return
         before, used_before = self._readings[-1]
         step, spent = now - before, max(0.0, used - used_before)
+        if step <= 0:
+            return
         self._readings.append((now, used))
         while len(self._readings) > 2 and self._readings[1][0] <= now - _WINDOW:
             self._readings.popleft()
         start, used_start = self._readings[0]
         active = spent >= self.floor * step and used - used_start >= self.floor * min(_WINDOW, max(now - start, step))
         if active:
-            self.last = now
+            self.last, self._pace = now, min(1.0, spent / step)
         elif self._was_active:
-            self.last = before + min(spent, step)  # it may have worked at the beginning of this stretch
+            self.last = before + min(spent / self._pace, step)  # it may have worked on at its pace at the beginning of this stretch
         self._was_active = active
 
 

@@ -114,6 +114,7 @@ def _meter(bursts: list[float], floor: float = 0.05, step: float = 0.1) -> Activ
 def test_a_process_that_stops_is_quiet_from_that_look_on():
     assert _meter([0.1] * 10 + [0.03] + [0.0] * 20).last == pytest.approx(1.1), "it may have stopped at the end of the eleventh stretch"
     assert _meter([0.1] * 10 + [0.003] + [0.0] * 20).last == pytest.approx(1.003), "below the floor, and still never too early"
+    assert _meter([0.02] * 10 + [0.004] + [0.0] * 20).last == pytest.approx(1.02), "it had a fifth of a core: 4 ms took it 20 ms"
 
 
 def test_housekeeping_is_no_activity_and_a_duty_cycle_is():

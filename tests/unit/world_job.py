@@ -20,8 +20,11 @@ from robustrl.core.thresholds import Thresholds
 
 
 class World(Faults):
-    def __init__(self, shape: Shape, seed: int, thresholds: Thresholds, steps: int = 10_000, restarts: float | None = None) -> None:
-        """``restarts``: seconds that a restart takes; None: nothing is restarted but the supervisor."""
+    def __init__(self, shape: Shape, seed: int, thresholds: Thresholds, steps: int = 10_000, restarts: float | None = None,
+                 every_look: bool = False) -> None:  # fmt: skip
+        """``restarts``: seconds that a restart takes; None: nothing is restarted but the supervisor. ``every_look``: the log holds each
+        look of the node agents, not only what changed: for detectors that were not asked what they want to see."""
+        self.every_look = every_look
         self.shape, self.thresholds, self.start_thresholds = shape, thresholds, thresholds
         self.dice = random.Random(seed)
         self.now = 0.0

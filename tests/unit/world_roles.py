@@ -197,6 +197,12 @@ class Rollout(Role):
                     seconds=self.pull_seconds, commit_seconds=0.01, transport="tcp", lag=1, probe_gap=0.0, address=""))  # fmt: skip
 
 
+class EveryLook(Sampler):
+    def look(self, *args: Any, **fields: Any) -> ev.RoleSample | None:
+        self._key = ()
+        return super().look(*args, **fields)
+
+
 class Agent(Role):
     def reset(self) -> None:
         super().reset()
@@ -219,7 +225,8 @@ class Agent(Role):
         role.turn(now)
         sampler = self.samplers.get((role.name, role.incarnation))
         if sampler is None:
-            sampler = self.samplers[role.name, role.incarnation] = Sampler(role.name, role.incarnation)
+            kind = EveryLook if self.world.every_look else Sampler
+            sampler = self.samplers[role.name, role.incarnation] = kind(role.name, role.incarnation)
         sampler.configure(self.world.thresholds.trainer.activity_floor, self.world.marks.get(role.name, ()))
         sample = sampler.look(now + self.world.offset(self.node), phase=role.phase, progress=role.progress, pending=role.pending,
                               step=role.step, version=role.version, loop_age=max(0.0, now - role.stamp), cpu=role.cpu,

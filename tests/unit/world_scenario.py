@@ -56,12 +56,18 @@ _AFTERWARDS = 12.0
 """Seconds that a world runs on when all has been said that must be: something wrong may still follow."""
 
 
+def make_world(scenario: Scenario, seed: int, thresholds: Thresholds, every_look: bool = False) -> World:
+    """A job of the drawn shape with all faults planned, at time 0."""
+    drawn = Shape.draw(random.Random(seed))
+    world = World(Shape(**{**drawn.__dict__, **scenario.shape}), seed, thresholds, scenario.steps, scenario.restarts, every_look)
+    world.plan(*scenario.faults)
+    return world
+
+
 def run_scenario(scenario: Scenario, seed: int, thresholds: Thresholds | None = None) -> tuple[World, list[str]]:
     """The world after it, and what was wrong, in sentences; an injection that did not happen is wrong too."""
     thresholds = (thresholds or Thresholds.lab()).updated(scenario.thresholds)
-    drawn = Shape.draw(random.Random(seed))
-    world = World(Shape(**{**drawn.__dict__, **scenario.shape}), seed, thresholds, scenario.steps, scenario.restarts)
-    world.plan(*scenario.faults)
+    world = make_world(scenario, seed, thresholds)
     end = scenario.seconds
     while world.now < end:
         world.run(min(end, world.now + 1.0))

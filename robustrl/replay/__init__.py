@@ -1,0 +1,1 @@
+"""Recorded runs read again: other detectors on the same signals."""
