@@ -7,6 +7,7 @@ Signs from samples rest on ages that the node's own clock measured: without a sa
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
@@ -215,9 +216,11 @@ def _overdue(life: Life, ctx: Context) -> Sign | None:
     if sample is None or not life.armed or sample.phase not in OVERDUE:
         return None
     limit = ctx.limit(life, f"trainer.{sample.phase}")
-    if sample.phase_age < limit or (sample.phase in _MEETING and _others_behind(life, ctx)):
-        return None
     onset = life.since("phase_age")
+    if sample.phase in _MEETING:
+        onset = max(onset, _joined_by_all(life, ctx))
+    if min(sample.phase_age, life.sampled - onset) < limit:
+        return None
     return Sign(REPORTED, onset + limit, onset, limit, _seen(life))
 
 
@@ -254,10 +257,17 @@ def _peer_gone(life: Life, ctx: Context) -> Sign | None:
     return Sign(REPORTED, t, life.sampled, 0.0, {"seen_by": gone.role, "error": gone.error, **_seen(life)})
 
 
-def _others_behind(life: Life, ctx: Context) -> bool:
-    """A rank has not come as far, or has ended: this one waits for it."""
-    others = [other for other in ctx.of_kind(life.kind) if other is not life]
-    return any(not other.armed or other.error or _position(other) < _position(life) for other in others)
+def _joined_by_all(life: Life, ctx: Context) -> float:
+    """When the last rank came as far as this one; infinite: one has not, or has ended."""
+    joined = -math.inf
+    for other in ctx.of_kind(life.kind):
+        if other is life:
+            continue
+        if not other.armed or other.error or _position(other) < _position(life):
+            return math.inf
+        if _position(other) == _position(life):
+            joined = max(joined, other.since("phase_age"))
+    return joined
 
 
 def _graced(life: Life, ctx: Context, path: str) -> float:

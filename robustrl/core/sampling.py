@@ -1,8 +1,9 @@
 """What a node agent logs of one role: the change of what matters, and a sign of life once a second. Pure: time and readings are passed in.
 
-All ages are differences on the agent's own clock, so a clock that is wrong by seconds changes nothing. *Marks* are the limits that the
-detector holds against the ages of this role: the first look that finds an age past a mark is logged, so a limit is acted on at most
-one look after it was passed; without marks, at the next keep-alive. Correctness never depends on them.
+All ages are differences on the agent's own clock, so a clock that is wrong by seconds changes nothing, nor does one that is set
+meanwhile. *Marks* are the limits that the detector holds against the ages of this role: the first look that finds an age past a mark is
+logged, so a limit is acted on at most one look after it was passed; without marks, at the next keep-alive. Correctness never depends on
+them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from . import events as ev
 from .roles import QUIET, Phase
-from .thresholds import KEEP_ALIVE
+from .thresholds import KEEP_ALIVE, SAMPLING
 
 _WINDOW = 1.0
 """Seconds: a burst is activity only if it amounts to the floor over this time; the odd housekeeping of an idle process does not."""
@@ -21,6 +22,10 @@ _WENT_QUIET = 0.5
 _GENERATING = (Phase.PREFILL, Phase.DECODE)
 _ONE_SPELL = dict.fromkeys(_GENERATING, "generate") | dict.fromkeys((Phase.RUNNING, Phase.IDLE), "serve")
 """Phases that alternate by the millisecond: a change between them is not logged and begins no new age."""
+
+
+_JUMP = 3.0
+"""Seconds between two looks from which on the agent itself did not run, or its clock was set: no role's age grows by that."""
 
 
 class ActivityMeter:
@@ -33,6 +38,11 @@ class ActivityMeter:
         self._pace = 1.0
         """Share of a core that it used while it was active."""
         self.last = 0.0
+
+    def shift(self, seconds: float) -> None:
+        """The clock has made a jump."""
+        self.last += seconds
+        self._readings = deque((t + seconds, used) for t, used in self._readings)
 
     def read(self, now: float, used: float) -> None:
         if not self._readings:
@@ -64,6 +74,7 @@ class Sampler:
         self._marks: tuple[float, ...] = ()
         self._key: tuple[object, ...] = ()
         self._phase: object = None
+        self._looked: float | None = None
         self._phase_since = self._progress_since = self._logged = 0.0
         self._progress = -1
         self._lag = 0.0
@@ -74,12 +85,21 @@ class Sampler:
         self._meter.floor = floor
         self._marks = tuple(marks)
 
+    def _shift(self, seconds: float) -> None:
+        self._phase_since += seconds
+        self._progress_since += seconds
+        self._logged += seconds
+        self._meter.shift(seconds)
+
     def look(self, now: float, *, phase: Phase, progress: int, pending: int, step: int, version: int, loop_age: float, cpu: float,
              process: Callable[[], str], busy: float | None = None) -> ev.RoleSample | None:  # fmt: skip
         """A sample to log, or None. ``now``: the agent's monotonic seconds; ``process`` reads the state letter, when it is needed.
 
         ``busy``: the accelerator's busy seconds so far, where activity is to be told from those and not from the CPU's.
         """
+        if self._looked is not None and not 0 <= now - self._looked <= _JUMP:
+            self._shift(now - self._looked - SAMPLING)
+        self._looked = now
         self._meter.read(now, cpu if busy is None else busy)
         generating = phase in _GENERATING
         spell = _ONE_SPELL.get(phase, phase)

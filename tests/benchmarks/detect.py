@@ -43,7 +43,7 @@ def suite() -> Row:
         **counts, "recall_bounds": exact_bounds(counts["found"], counts["stated"]),
         "precision_bounds": exact_bounds(counts["found"], counts["found"] + counts["false"]),
         "late_median_s": statistics.median(s for s, _, _ in late), "late_max_s": max(s for s, _, _ in late),
-        "late_max_samples": max(max(0.0, s - 20 * word) / look for s, look, word in late), "confusion": confusion,
+        "late_max_samples": max(max(0.0, s - 6 * word) / look for s, look, word in late), "confusion": confusion,
         "rules": Counter(rule for one in done for rule in one["rules"]),
     }  # fmt: skip
 

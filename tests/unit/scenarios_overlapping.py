@@ -383,7 +383,7 @@ def _killed_while_suspected(d: random.Random) -> Scenario:
     at = d.uniform(8, 12)
     return Scenario(
         "",
-        (Fault("freeze", "rollout-0", at=at, phase="decode"), Fault("kill", "rollout-0", at=at + LAB.rollout.no_tokens + 0.6)),
+        (Fault("freeze", "rollout-0", at=at, phase="decode"), Fault("kill", "rollout-0", at=LAB.rollout.no_tokens + 0.6, after=0)),
         must=(Must("rollout-0", fault=1),),
         seconds=30,
         shape={**BUSY, "rollouts": 3, "tokens": 300},

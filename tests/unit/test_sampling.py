@@ -80,6 +80,16 @@ def test_the_clock_that_the_agent_has_does_not_matter():
     assert runs[0] == runs[1] == runs[2]
 
 
+@pytest.mark.parametrize("jump", [5.0, -5.0, 3600.0])
+def test_a_clock_that_is_set_meanwhile_makes_nobody_older(jump):
+    looker = Looker(marks=(2.0,)).look(20, busy=1.0).look(10, busy=0.0)
+    looker.start += jump
+    looker.look(9, busy=0.0)
+    assert all(s.active_age < 2.0 and s.phase_age < 4.0 and s.progress_age < 4.0 for _, s in looker.logged)
+    looker.look(3, busy=0.0)
+    assert looker.logged[-1][1].active_age == pytest.approx(2.0, abs=0.15)
+
+
 def test_progress_age_counts_only_work_that_stands_still():
     looker = Looker().look(20, phase=Phase.WAITING_BATCH)
     assert looker.logged[-1][1].progress_age == 0.0

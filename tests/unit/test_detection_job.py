@@ -1,0 +1,153 @@
+"""Watchers, stalls of the whole job, and what is only reported."""
+
+from __future__ import annotations
+
+import pytest
+from detection_log import LAB, Log, exited
+
+from robustrl.core import events as ev
+
+
+def test_an_agent_that_watches_and_says_nothing():
+    log = Log("trainer-0")
+    assert log.detector.next_deadline() == LAB.job.stall, "it watches nobody yet"
+    log.sample(10.0, "trainer-0", "waiting_batch")
+    (verdict,) = log.tick(15.0)
+    assert (verdict.role, verdict.rule, verdict.due) == ("node_agent-1", "agent_silent", 15.0)
+
+
+def test_an_agent_whose_roles_have_all_ended_may_be_silent():
+    log = Log("trainer-0")
+    log.sample(10.0, "trainer-0", "waiting_batch")
+    log.add(11.0, exited("trainer-0"))
+    assert log.tick(40.0) == []
+
+
+def test_a_host_that_slept_condemns_nobody():
+    log = Log("trainer-0")
+    log.sample(10.0, "trainer-0", "waiting_batch")
+    log.add(30.0, ev.ClockGap(seconds=19.5))
+    assert log.said() == []
+    assert log.tick(34.4) == []
+    assert log.tick(34.5)[0].due == pytest.approx(34.5)
+
+
+def committed(step: int) -> ev.OptimizerStepCommitted:
+    return ev.OptimizerStepCommitted(step=step, version=step, digest="d", snapshot_digest="s", consumed=[], batch=step, bytes=1,
+                                     holder="state_keeper-0", incarnation=1)  # fmt: skip
+
+
+STALL = LAB.replace("node.silent", 1000.0)
+
+
+@pytest.mark.parametrize(("culprit", "kind", "samples"), [
+    ("trainer-0", "failed", [("trainer-0", "snapshot", {"phase_age": 89.5, "progress_age": 90.0}),
+                             ("rollout-0", "waiting_request", {"pending": 0})]),
+    ("rollout-0", "failed", [("trainer-0", "waiting_batch", {}), ("rollout-0", "pull", {"pending": 3, "progress_age": 89.5})]),
+    ("agent_worker-0", "failed", [("trainer-0", "waiting_batch", {}), ("rollout-0", "waiting_tool", {"pending": 3}),
+                                  ("agent_worker-0", "running", {"pending": 3, "progress_age": 89.5})]),
+    ("rollout_manager", "reported", [("trainer-0", "waiting_batch", {}), ("rollout-0", "waiting_request", {"pending": 0}),
+                                     ("agent_worker-0", "idle", {"pending": 0}), ("rollout_manager", "running", {"pending": 2})]),
+    ("task_runner", "reported", [("trainer-0", "waiting_batch", {}), ("rollout-0", "waiting_request", {"pending": 0}),
+                                 ("agent_worker-0", "idle", {"pending": 0}), ("rollout_manager", "idle", {"pending": 0})]),
+])  # fmt: skip
+def test_a_stall_names_the_role_that_all_wait_for(culprit, kind, samples):
+    log = Log("trainer-0", "rollout-0", "agent_worker-0", "rollout_manager", "task_runner", thresholds=STALL)
+    log.add(10.0, committed(1))
+    for role, phase, fields in samples:
+        log.sample(99.0, role, phase, **fields)
+    verdicts = [v for v in log.tick(105.0) if v.rule == "stall"]
+    assert [(v.role, v.kind) for v in verdicts] == [(culprit, kind)]
+    assert verdicts[0].due == pytest.approx(100.0, abs=0.6) and verdicts[0].onset == pytest.approx(10.0, abs=0.6)
+
+
+def test_a_stall_is_reported_before_the_one_waited_for_has_been_stuck_as_long():
+    log = Log("trainer-0", thresholds=STALL)
+    log.add(10.0, committed(1))
+    log.sample(60.0, "trainer-0", "publish", phase_age=0.0, progress_age=0.0)
+    log.tick(100.0)
+    log.sample(150.5, "trainer-0", "publish", phase_age=90.5, progress_age=90.5)
+    assert [v for v in log.said() if v[2] == "stall"] == [("trainer-0", "reported", "stall"), ("trainer-0", "failed", "stall")]
+    assert log.verdicts[-1].due == pytest.approx(150.0)
+
+
+def test_no_stall_in_a_pause_or_after_the_last_step_and_a_commit_ends_it():
+    log = Log("trainer-0", "task_runner", thresholds=STALL, steps=3)
+    log.add(10.0, committed(1))
+    log.add(20.0, ev.Paused(step=1))
+    assert log.tick(500.0) == []
+    log.add(500.0, ev.Resumed(step=1))
+    assert log.detector.next_deadline() == 590.0
+    assert log.tick(590.0)[0].rule == "stall"
+    log.add(600.0, committed(2))
+    assert log.tick(600.5)[0].kind == "cleared"
+    log.add(610.0, committed(3))
+    assert log.detector.next_deadline() is None and log.tick(9999.0) == []
+
+
+def test_a_phase_that_lasts_too_long_is_reported_never_failed():
+    log = Log("trainer-0", thresholds=STALL)
+    log.sample(20.0, "trainer-0", "snapshot", phase_age=10.05)
+    log.sample(60.0, "trainer-0", "snapshot", phase_age=50.05)
+    assert log.said() == [("trainer-0", "reported", "overdue")]
+
+
+def test_a_multiple_follows_the_roles_own_history():
+    log = Log("trainer-0", thresholds=LAB.replace("trainer.snapshot", "1s").replace("trainer.snapshot", "4x"))
+    t = 10.0
+    for _ in range(6):
+        log.sample(t, "trainer-0", "snapshot", phase_age=0.0)
+        log.sample(t + 0.8, "trainer-0", "waiting_batch", phase_age=0.0)
+        t += 2.0
+    log.sample(t, "trainer-0", "snapshot", phase_age=0.0)
+    assert log.sample(t + 3.1, "trainer-0", "snapshot", phase_age=3.1) == []
+    (verdict,) = log.sample(t + 3.3, "trainer-0", "snapshot", phase_age=3.3)
+    assert verdict.threshold == pytest.approx(3.2) and verdict.due == pytest.approx(t + 3.2)
+    assert pytest.approx(3.2) in log.detector.marks()["trainer-0"]
+
+
+def pull(version: int) -> ev.PullStarted:
+    return ev.PullStarted(source="state_keeper-0", source_incarnation=1, target="rollout-0", version=version, bytes=9, transport="tcp")
+
+
+def test_a_pull_that_lasts_too_long_is_reported_with_its_source():
+    log = Log("rollout-0")
+    log.add(10.0, pull(1))
+    assert log.detector.next_deadline() == 20.0
+    (verdict,) = log.tick(20.0)
+    assert (verdict.kind, verdict.rule, verdict.evidence["source"]) == ("reported", "slow_pull", "state_keeper-0")
+
+
+@pytest.mark.parametrize(("slow", "said"), [(4.0, True), (2.0, False)])
+def test_a_replica_much_slower_than_its_peers(slow, said):
+    log = Log("rollout-0", "rollout-1")
+    for second in range(20):
+        log.sample(10.0 + second, "rollout-1", "decode", progress=1 + 100 * second, pending=8)
+        log.sample(10.0 + second, "rollout-0", "decode", progress=1 + int(100 / slow) * second, pending=8)
+    assert log.said() == ([("rollout-0", "reported", "straggler")] if said else [])
+
+
+def test_a_replica_with_less_work_is_no_straggler():
+    log = Log("rollout-0", "rollout-1")
+    for second in range(20):
+        log.sample(10.0 + second, "rollout-1", "decode", progress=1 + 100 * second, pending=16)
+        log.sample(10.0 + second, "rollout-0", "decode", progress=1 + 10 * second, pending=1)
+    assert log.said() == []
+
+
+def test_a_broken_connection_is_reported_about_the_other_side():
+    log = Log("rollout-0", "rollout-1")
+    gone = ev.PeerGone(role="rollout-1", incarnation=1, peer="rollout-0", peer_incarnation=1, error="reset")
+    (verdict,) = log.add(10.0, gone, "rollout-1")
+    assert (verdict.role, verdict.kind, verdict.rule, verdict.evidence["seen_by"]) == ("rollout-0", "reported", "peer_gone", "rollout-1")
+
+
+def test_a_rank_that_waits_for_another_is_not_overdue_but_one_that_all_have_joined_is():
+    log = Log("trainer-0", "trainer-1", thresholds=STALL)
+    log.sample(20.0, "trainer-1", "train", active_age=0.0)
+    log.sample(20.0, "trainer-0", "optimizer", phase_age=15.0)
+    log.sample(25.0, "trainer-1", "optimizer", phase_age=0.0)
+    log.sample(25.1, "trainer-0", "optimizer", phase_age=20.1)
+    assert log.said() == []
+    log.sample(35.1, "trainer-0", "optimizer", phase_age=30.1)
+    assert log.said() == [("trainer-0", "reported", "overdue")] and log.verdicts[0].due == pytest.approx(35.0)

@@ -1,0 +1,160 @@
+"""Rules about trainer ranks: idleness, marks, who waits for whom, loops that stand still."""
+
+from __future__ import annotations
+
+import pytest
+from detection_log import LAB, Log
+
+
+def test_a_trainer_without_compute_is_said_when_a_sample_shows_it_and_due_is_exact():
+    log = Log("trainer-0")
+    log.sample(10.0, "trainer-0", "train", active_age=0.0)
+    assert log.sample(12.95, "trainer-0", "train", active_age=2.95) == []
+    (verdict,) = log.sample(13.06, "trainer-0", "train", active_age=3.05, process="T")
+    assert verdict.kind == "failed" and verdict.rule == "no_compute" and verdict.threshold == 3.0
+    assert verdict.onset == pytest.approx(10.0) and verdict.due == pytest.approx(13.0) and verdict.seen == 13.06
+    assert verdict.evidence["process"] == "T" and verdict.evidence["chosen_by"] == "only rank"
+
+
+@pytest.mark.parametrize("phase", ["waiting_batch", "advantage", "optimizer", "snapshot", "publish"])
+def test_idleness_outside_the_train_phase_is_no_fault(phase):
+    log = Log("trainer-0")
+    log.sample(30.0, "trainer-0", phase, active_age=200.0, phase_age=5.0, progress_age=200.0)
+    assert log.said() == []
+
+
+def test_the_window_lies_in_the_train_phase():
+    log = Log("trainer-0")
+    assert log.sample(30.0, "trainer-0", "train", active_age=20.0, phase_age=2.9) == []
+    assert log.tick(30.15) == [], "only a sample can show it"
+    (verdict,) = log.sample(30.2, "trainer-0", "train", active_age=20.2, phase_age=3.1)
+    assert verdict.onset == pytest.approx(27.1)
+
+
+def test_a_busy_trainer_that_ends_no_micro_batch():
+    log = Log("trainer-0")
+    assert log.sample(30.0, "trainer-0", "train", active_age=0.0, progress_age=9.9) == []
+    (verdict,) = log.sample(30.2, "trainer-0", "train", active_age=0.0, progress_age=10.1)
+    assert (verdict.kind, verdict.rule, verdict.threshold) == ("failed", "no_marks", 10.0)
+
+
+def test_until_its_first_micro_batch_a_trainer_has_grace():
+    log = Log("trainer-0")
+    assert log.sample(30.0, "trainer-0", "train", active_age=29.0, progress_age=29.0, progress=0) == []
+    (verdict,) = log.sample(31.5, "trainer-0", "train", active_age=30.5, progress_age=30.5, progress=0)
+    assert verdict.threshold == LAB.trainer.grace
+
+
+def test_a_stopped_process_alone_is_no_reason():
+    log = Log("trainer-0", "rollout-0")
+    log.sample(10.0, "trainer-0", "train", active_age=2.0, loop_age=2.0, process="T")
+    log.sample(10.0, "rollout-0", "decode", progress_age=2.0, loop_age=2.0, process="T")
+    assert log.said() == []
+
+
+def test_of_idle_ranks_the_one_with_the_most_micro_batches_left_is_to_blame():
+    log = Log("trainer-0", "trainer-1", "trainer-2")
+    log.sample(13.0, "trainer-1", "train", active_age=2.9, pending=4)
+    log.sample(13.0, "trainer-2", "train", active_age=2.8, pending=3)
+    (waiting,) = log.sample(13.1, "trainer-0", "train", active_age=3.01, pending=3)
+    assert waiting.kind == "waiting_on_peer"
+    assert (waiting.evidence["peer"], waiting.evidence["chosen_by"]) == ("trainer-1", "micro-batch counter")
+    (failed,) = log.sample(13.2, "trainer-1", "train", active_age=3.1, pending=4)
+    assert (failed.role, failed.kind) == ("trainer-1", "failed")
+    (second,) = log.sample(13.3, "trainer-2", "train", active_age=3.1, pending=3)
+    assert (second.kind, second.evidence["peer"], second.evidence["chosen_by"]) == ("waiting_on_peer", "trainer-1", "ended")
+
+
+def test_of_ranks_that_are_level_the_stopped_one_is_to_blame_then_the_one_that_fell_idle_first():
+    log = Log("trainer-0", "trainer-1")
+    log.sample(13.0, "trainer-1", "train", active_age=2.0, process="T")
+    (verdict,) = log.sample(13.1, "trainer-0", "train", active_age=3.1)
+    assert (verdict.kind, verdict.evidence["peer"], verdict.evidence["chosen_by"]) == ("waiting_on_peer", "trainer-1", "process stopped")
+    for ago, kind, how in ((2.4, "failed", "idle first"), (2.9, "failed", "idle together"), (2.99, "failed", "idle together")):
+        log = Log("trainer-0", "trainer-1")
+        log.sample(13.0, "trainer-1", "train", active_age=ago)
+        (verdict,) = log.sample(13.1, "trainer-0", "train", active_age=3.05)
+        assert (verdict.role, verdict.kind, verdict.evidence["chosen_by"]) == ("trainer-0", kind, how)
+    log = Log("trainer-0", "trainer-1")
+    log.sample(13.0, "trainer-0", "train", active_age=2.9)
+    log.sample(13.0, "trainer-1", "train", active_age=2.9)
+    log.sample(13.1, "trainer-1", "train", active_age=0.0)  # it works again
+    (verdict,) = log.sample(13.15, "trainer-0", "train", active_age=3.05)
+    assert (verdict.kind, verdict.evidence["chosen_by"]) == ("waiting_on_peer", "peer at work")
+    log.sample(13.3, "trainer-1", "train", active_age=0.0, pending=1)
+    assert log.said()[1:] == [], "what it waited for has come: it has as long again, for its own last sample may be old"
+    assert log.detector.next_deadline() == pytest.approx(13.8), "the peer's word ended the wait"
+    assert [v.kind for v in log.tick(16.25)] == ["cleared"]
+    (verdict,) = [v for v in log.sample(16.3, "trainer-0", "train", active_age=6.2) if v.kind == "failed"]
+    assert verdict.evidence["chosen_by"] == "micro-batch counter" and verdict.due == pytest.approx(16.15)
+
+
+def test_a_rank_that_is_stopped_for_a_moment_while_it_waits_is_no_culprit():
+    log = Log("trainer-0", "trainer-1")
+    log.sample(13.0, "trainer-1", "advantage", active_age=0.0)
+    (verdict,) = log.sample(13.1, "trainer-0", "train", active_age=3.05, loop_age=1.0, process="T")
+    assert verdict.kind == "waiting_on_peer"
+    (verdict,) = log.sample(15.2, "trainer-0", "train", active_age=5.15, loop_age=3.1, process="T")
+    assert verdict.kind == "failed" and verdict.evidence["chosen_by"] == "process stopped"
+
+
+def test_a_rank_that_waits_for_a_busy_one_that_never_ends_is_no_culprit():
+    log = Log("trainer-0", "trainer-1")
+    for second in range(1, 12):
+        log.sample(20.0 + second, "trainer-1", "train", active_age=0.0, progress_age=float(second), pending=2)
+        log.sample(20.0 + second, "trainer-0", "train", active_age=float(second), progress_age=float(second), pending=0)
+    assert [v for v in log.said() if v[1] == "failed"] == [("trainer-1", "failed", "no_marks")]
+    assert ("trainer-0", "waiting_on_peer", "no_compute") in log.said()
+
+
+def test_a_rank_that_goes_on_is_cleared_after_the_hysteresis():
+    log = Log("trainer-0", "trainer-1")
+    log.sample(13.0, "trainer-1", "train", active_age=0.0, pending=4)
+    log.sample(13.1, "trainer-0", "train", active_age=3.01, pending=0)
+    assert log.sample(13.4, "trainer-0", "optimizer", phase_age=0.0) == []
+    assert log.detector.next_deadline() == pytest.approx(13.9)
+    (verdict,) = log.tick(13.9)
+    assert (verdict.role, verdict.kind, verdict.rule, verdict.due) == ("trainer-0", "cleared", "no_compute", pytest.approx(13.9))
+
+
+def test_a_control_loop_that_stands_still_is_said_in_any_phase():
+    log = Log("trainer-0", "request_manager", "state_keeper-0")
+    for role, phase in (("trainer-0", "snapshot"), ("request_manager", "idle"), ("state_keeper-0", "running")):
+        log.sample(20.0, role, phase, loop_age=5.1, phase_age=6.0)
+    assert [v for v in log.said() if v[1] == "failed"] == [
+        (role, "failed", "silent") for role in ("trainer-0", "request_manager", "state_keeper-0")
+    ]
+
+
+def test_a_late_loop_is_reported_and_cleared():
+    log = Log("task_runner")
+    log.sample(20.0, "task_runner", "idle", lag=1.4)
+    log.sample(21.0, "task_runner", "idle", lag=0.1)
+    log.tick(21.6)
+    assert log.said() == [("task_runner", "reported", "loop_lag"), ("task_runner", "cleared", "loop_lag")]
+
+
+def test_a_sign_that_comes_back_within_the_hysteresis_is_not_cleared():
+    log = Log("task_runner")
+    log.sample(20.0, "task_runner", "idle", lag=1.4)
+    log.sample(21.0, "task_runner", "idle", lag=0.1)
+    log.sample(21.3, "task_runner", "idle", lag=1.2)
+    log.sample(22.0, "task_runner", "idle", lag=0.1)
+    assert log.tick(22.4) == []
+    assert [v.due for v in log.tick(22.6)] == [pytest.approx(22.5)]
+
+
+def test_the_supervisor_is_not_judged_by_its_own_loop():
+    log = Log()
+    log.sample(20.0, "supervisor", "idle", loop_age=50.0)
+    assert log.said() == []
+
+
+def test_of_two_stopped_ranks_both_are_to_blame_though_one_was_waiting_when_it_was_stopped():
+    log = Log("trainer-0", "trainer-1")
+    log.sample(13.0, "trainer-0", "train", active_age=2.9, loop_age=2.9, process="T")
+    log.sample(13.1, "trainer-1", "train", active_age=3.1, loop_age=2.98, process="T")
+    assert log.said() == [], "no sample has shown yet that it is stopped for as long as the limit"
+    log.sample(13.2, "trainer-1", "train", active_age=3.2, loop_age=3.08, process="T")
+    log.sample(13.2, "trainer-0", "train", active_age=3.1, loop_age=3.1, process="T")
+    assert log.said() == [("trainer-1", "failed", "no_compute"), ("trainer-0", "failed", "no_compute")]
