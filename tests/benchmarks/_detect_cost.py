@@ -1,0 +1,74 @@
+"""What detection costs a live job (profile class): its processes' CPU time, and the step time with and without it, in turns.
+
+Without: the node agent is stopped, so that nothing is sampled and the detector has nothing to judge. The thresholds are those of the paper,
+except that an agent may be silent for hours. What is idle is measured too: the supervisor of the paused job without samples, which stands
+for any idle actor of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import statistics
+import tempfile
+import time
+
+import robustrl
+from robustrl.core import events as ev
+from robustrl.job import Job
+from robustrl.runtime.processes import cpu_seconds
+from tests.benchmarks._report import Row
+
+_BLOCKS, _STEPS = 60, 6
+"""Blocks of steps, with and without in turns, and steps in each; the first step of a block does not count."""
+_IDLE = 15.0
+_DRAWS = 2000
+
+
+def cost() -> Row:
+    with tempfile.TemporaryDirectory() as folder, robustrl.launch(
+        name=f"bench-cost-{os.getpid()}", profile="class", run_dir=folder, steps=100_000, evaluation_prompts=0, checkpoint_every=0,
+    ) as job:  # fmt: skip
+        job.wait(step=5, timeout=300)
+        job.thresholds.node.silent = "10h"
+        agent, supervisor = job.roles["node_agent-0"].pid, job.roles["supervisor"].pid
+        steps: dict[bool, list[float]] = {True: [], False: []}
+        used, seconds = 0.0, 0.0
+        try:
+            for block in range(_BLOCKS):
+                on = block % 2 == 0
+                os.kill(agent, signal.SIGCONT if on else signal.SIGSTOP)
+                before, began = cpu_seconds(agent) + cpu_seconds(supervisor), time.monotonic()
+                steps[on] += _step_times(job)
+                if on:
+                    used += cpu_seconds(agent) + cpu_seconds(supervisor) - before
+                    seconds += time.monotonic() - began
+            os.kill(agent, signal.SIGSTOP)
+            job.pause()
+            time.sleep(2.0)
+            before = cpu_seconds(supervisor)
+            time.sleep(_IDLE)
+            idle = (cpu_seconds(supervisor) - before) / _IDLE
+        finally:
+            os.kill(agent, signal.SIGCONT)
+    low, high = bootstrap(steps[True], steps[False])
+    return {
+        "steps": [len(steps[True]), len(steps[False])], "step_s": [statistics.median(steps[True]), statistics.median(steps[False])],
+        "step_ratio": statistics.median(steps[True]) / statistics.median(steps[False]), "step_ratio_interval": [low, high],
+        "step_ratio_width": high - low, "busy_share": used / seconds, "idle_share": 2 * idle, "cpu_share": used / seconds - 2 * idle,
+    }  # fmt: skip
+
+
+def _step_times(job: Job) -> list[float]:
+    """Seconds between commits over the next steps, the first one left out."""
+    job.wait(step=job.step + 1 + _STEPS, timeout=300)
+    commits = [entry.t for entry in job.events if isinstance(entry.event, ev.OptimizerStepCommitted)][-_STEPS:]
+    return [after - before for before, after in zip(commits, commits[1:], strict=False)]
+
+
+def bootstrap(a: list[float], b: list[float], seed: int = 0) -> tuple[float, float]:
+    """95% interval of the ratio of the medians."""
+    dice = random.Random(seed)
+    ratios = sorted(statistics.median(dice.choices(a, k=len(a))) / statistics.median(dice.choices(b, k=len(b))) for _ in range(_DRAWS))
+    return ratios[int(0.025 * _DRAWS)], ratios[int(0.975 * _DRAWS)]
