@@ -18,7 +18,7 @@ from .roles import Phase, RoleKind
 from .rules import CLEARED, FAILED, REPORTED, RULES, SUSPECT, WAITING, Rule, Sign
 from .signals import SUPERVISOR, Beat, History, Life, Standing
 from .stall import waited_for
-from .thresholds import HISTORY, OVERDUE, SECTION, Relative, Thresholds
+from .thresholds import CHECKPOINT, HISTORY, OVERDUE, SECTION, Relative, Thresholds
 
 _RULES_OF = {kind: tuple(rule for rule in RULES if kind in rule.kinds) for kind in RoleKind}
 _ENDING = ("stopped", "retired", "restarting")
@@ -40,6 +40,7 @@ class Detector:
         self._deadlines: dict[str, float] = {}
         self._spoke: dict[tuple[str, int], float] = {}
         self._steps = self._committed = -1
+        self._checkpoint_every = 0
         self._commit: float | None = None
         self._step_since: float | None = None
         """From when on a stall counts: the last commit, resumption or role that got ready."""
@@ -115,6 +116,13 @@ class Detector:
                     self._steps_history.add(entry.t - self._commit)
                 self._committed = event.step
                 self._commit = self._step_since = entry.t
+                if (life := self._life(event.holder)) and self._checkpoint_every and event.step % self._checkpoint_every == 0:
+                    life.unsaved = entry.t if life.saved >= 0 and life.unsaved is None else life.unsaved
+            case ev.SnapshotCopied():
+                if event.holder == "disk" and (life := self._life(event.source)):
+                    life.history(CHECKPOINT).add(event.seconds)
+                    newer = self._checkpoint_every and self._committed - event.step >= self._checkpoint_every
+                    life.saved, life.unsaved = event.step, entry.t if newer else None
             case ev.RoleStarted():
                 self._start(entry, event)
             case ev.RoleReady():
@@ -136,6 +144,7 @@ class Detector:
                 self._touched.update(self._lives)
             case ev.RunStarted():
                 self._steps = int(event.config.get("steps", -1))
+                self._checkpoint_every = int(event.config.get("checkpoint_every", 0))
             case ev.Verdict():
                 if event in self._unrecorded:
                     self._unrecorded.remove(event)

@@ -233,6 +233,14 @@ def _slow_pull(life: Life, ctx: Context) -> Sign | None:
     return Sign(REPORTED, t + limit, t, limit, {"source": pull.source, "version": pull.version, "transport": pull.transport})
 
 
+def _slow_checkpoint(life: Life, ctx: Context) -> Sign | None:
+    """A checkpoint is on its way to the disk for far longer than it should be."""
+    if life.unsaved is None or life.down:
+        return None
+    limit = ctx.limit(life, "keeper.checkpoint")
+    return Sign(REPORTED, life.unsaved + limit, life.unsaved, limit, {"last_on_disk": life.saved, **_seen(life)})
+
+
 def _straggler(life: Life, ctx: Context) -> Sign | None:
     """A rank or replica much slower than its peers, in all and for each piece of work that it has."""
     mine = life.pace.rates()
@@ -375,6 +383,9 @@ RULES: tuple[Rule, ...] = (
          "work that grew (a longer batch, a slower disk) looks the same: reported, never restarted"),
     Rule("slow_pull", _ROLLOUT, _slow_pull, "rollout.pull", "nixl PR#2047: a stalled transfer reports progress for ever",
          "a pull slow because its source serves many looks the same: reported, never restarted"),
+    Rule("slow_checkpoint", frozenset({RoleKind.STATE_KEEPER}), _slow_checkpoint, "keeper.checkpoint",
+         "RobustRL: host to storage is asynchronous, so nobody waits for it",
+         "the first checkpoint of a life: nothing says that any is written at all; a slow disk and a full one look the same"),
     Rule("straggler", _TRAINER | _ROLLOUT, _straggler, "*.straggler", "FALCON, ByteRobust: slow is not dead",
          "all slow alike; a rank that sets the pace of all in lockstep; too little work seen"),
     Rule("peer_gone", _ALL, _peer_gone, "", "UCX error handling: connection reset in 7-20 ms",

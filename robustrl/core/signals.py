@@ -101,6 +101,10 @@ class Life:
         self.gone_peer: tuple[float, ev.PeerGone] | None = None
         """Someone lost its connection to this role."""
         self.pull: tuple[float, ev.PullStarted] | None = None
+        self.saved = -1
+        """Keepers: the last optimizer step that has a checkpoint on disk; -1: none that this life is known to have written."""
+        self.unsaved: float | None = None
+        """Keepers: from when on the checkpoint that is not written yet has had its turn."""
         self.beat: Beat | None = None
         self.beats = self.misses = self.answers = self.last_answer = 0
         self.answered = -math.inf
@@ -173,6 +177,8 @@ class Life:
             self.heard = later(self.heard)
         if self.pull is not None:
             self.pull = (later(self.pull[0]), self.pull[1])
+        if self.unsaved is not None:
+            self.unsaved = later(self.unsaved)
         if self.beat is not None:
             self.beat = self.beat._replace(sent=later(self.beat.sent))
 

@@ -108,14 +108,21 @@ class LoopLimits(_Section, frozen=True, kw_only=True):
     """Reported when the loop was that late."""
 
 
+class KeeperLimits(LoopLimits, frozen=True, kw_only=True):
+    checkpoint: Limit = 600.0
+    """Reported when a checkpoint is so long on its way to the disk. History: this keeper's checkpoints."""
+
+
 class NodeLimits(_Section, frozen=True, kw_only=True):
     silent: float
     """No word from a node agent."""
 
 
+CHECKPOINT = "checkpoint"
 HISTORY = {
     "job.stall": "step", "trainer.no_compute": Phase.TRAIN, "trainer.no_marks": Phase.TRAIN, "trainer.advantage": Phase.ADVANTAGE,
     "trainer.optimizer": Phase.OPTIMIZER, "trainer.snapshot": Phase.SNAPSHOT, "trainer.publish": Phase.PUBLISH, "rollout.pull": Phase.PULL,
+    "keeper.checkpoint": CHECKPOINT,
 }  # fmt: skip
 """Path of each setting that may be relative -> the durations it is a multiple of."""
 OVERDUE = (Phase.ADVANTAGE, Phase.OPTIMIZER, Phase.SNAPSHOT, Phase.PUBLISH)
@@ -127,7 +134,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     trainer: TrainerLimits
     rollout: RolloutLimits
     management: LoopLimits
-    keeper: LoopLimits
+    keeper: KeeperLimits
     node: NodeLimits
 
     def __post_init__(self) -> None:
@@ -146,7 +153,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             rollout=RolloutLimits(no_tokens=60.0, wedged=90.0, heartbeat=30.0, strikes=1, answers=20, grace=600.0, pull=300.0,
                                   straggler=3.0),
             management=LoopLimits(silent=60.0, lag=5.0),
-            keeper=LoopLimits(silent=60.0, lag=10.0),
+            keeper=KeeperLimits(silent=60.0, lag=10.0, checkpoint=600.0),
             node=NodeLimits(silent=30.0),
         )  # fmt: skip
 
@@ -158,7 +165,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                                   optimizer=10.0, snapshot=10.0, publish=10.0, straggler=3.0),
             rollout=RolloutLimits(no_tokens=3.0, wedged=5.0, heartbeat=3.0, strikes=1, answers=10, grace=30.0, pull=10.0, straggler=3.0),
             management=LoopLimits(silent=5.0, lag=1.0),
-            keeper=LoopLimits(silent=5.0, lag=2.0),
+            keeper=KeeperLimits(silent=5.0, lag=2.0, checkpoint=10.0),
             node=NodeLimits(silent=5.0),
         )  # fmt: skip
 

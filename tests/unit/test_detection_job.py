@@ -151,3 +151,53 @@ def test_a_rank_that_waits_for_another_is_not_overdue_but_one_that_all_have_join
     assert log.said() == []
     log.sample(35.1, "trainer-0", "optimizer", phase_age=30.1)
     assert log.said() == [("trainer-0", "reported", "overdue")] and log.verdicts[0].due == pytest.approx(35.0)
+
+
+def saved(step: int, seconds: float = 1.0) -> ev.SnapshotCopied:
+    return ev.SnapshotCopied(step=step, source="state_keeper-0", holder="disk", digest="d", bytes=1, seconds=seconds)
+
+
+def checkpointed(every: int) -> Log:
+    log = Log("state_keeper-0", thresholds=STALL.replace("keeper.checkpoint", "5s"))
+    config = {"steps": 99, "checkpoint_every": every}
+    log.add(0.0, ev.RunStarted(schema=1, run="r", name="n", wall=0.0, host_pid=1, config=config, machine={}))
+    return log
+
+
+def test_a_checkpoint_that_does_not_reach_the_disk_is_reported():
+    log = checkpointed(1)
+    log.add(10.0, committed(1))
+    assert log.tick(30.0) == [], "nothing says that checkpoints are written at all"
+    log.add(31.0, saved(1))
+    log.add(32.0, committed(2))
+    log.add(34.0, committed(3))
+    log.add(36.0, saved(2))
+    assert log.said() == [] and log.detector.next_deadline() == 41.0, "that of step 3 had its turn when that of step 2 was written"
+    (verdict,) = log.tick(41.0)
+    assert (verdict.role, verdict.kind, verdict.rule) == ("state_keeper-0", "reported", "slow_checkpoint")
+    assert verdict.evidence["last_on_disk"] == 2
+    log.add(45.0, saved(3))
+    assert [v.kind for v in log.tick(45.5)] == ["cleared"]
+
+
+def test_steps_that_get_no_checkpoint_are_not_waited_for():
+    log = checkpointed(10)
+    log.add(10.0, committed(10))
+    log.add(11.0, saved(10))
+    log.add(12.0, committed(11))
+    assert log.tick(40.0) == []
+    log.add(41.0, committed(20))
+    assert [v.rule for v in log.tick(46.0)] == ["slow_checkpoint"]
+
+
+def test_a_slow_checkpoint_is_measured_by_the_keepers_own_history():
+    log = checkpointed(1)
+    relative = STALL.replace("keeper.checkpoint", "1s").replace("keeper.checkpoint", "3x")
+    log.add(9.0, ev.ThresholdsChanged(thresholds=relative.to_dict(), changes={}))
+    for step in range(1, 7):
+        log.add(10.0 * step, committed(step))
+        log.add(10.0 * step + 2.0, saved(step, 2.0))
+    log.add(70.0, committed(7))
+    assert log.tick(75.9) == []
+    (verdict,) = log.tick(76.0)
+    assert verdict.threshold == pytest.approx(6.0)
