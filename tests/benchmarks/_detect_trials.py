@@ -73,6 +73,7 @@ def _harmless(dice: random.Random, t: float, shape: Shape) -> Fault:
         Fault("long_phase", rank, t, uniform(0.5, 7.0), "train"),
         Fault("long_token", rollout, t, uniform(0.5, 20.0)),
         Fault("slow_pull", rollout, t, uniform(0.5, 8.0)),
+        Fault("slow_disk", "state_keeper-0", t, uniform(0.5, 8.0)),
         Fault("slow_tool", "", t, uniform(0.1, 6.0)),
         Fault("freeze", dice.choice([rank, rollout]), t, uniform(0.1, 2.5)),
         Fault("freeze", dice.choice(["task_runner", "rollout_manager", "request_manager", "state_keeper-0"]), t, uniform(0.1, 4.5)),

@@ -39,6 +39,7 @@ and what is benign:
     compile      the first engine step, or first micro-batch, takes ``seconds`` more (at=0 only); the loop of a rollout does not turn
     slow_tool    tools take ``seconds``                 slow_pull   the next pull takes ``seconds`` more
     idle         a rollout gets no work                 pause       by the user
+    slow_disk    the next checkpoint of the state keeper takes ``seconds`` more
     offset       role: a node; its clock is ``size`` seconds off (at=0 only)
     starved      role: a node agent that looks only every ``size`` seconds
 

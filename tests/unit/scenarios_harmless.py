@@ -51,6 +51,8 @@ HARMLESS = (
     benign("starved-agent", Fault("starved", "node_agent-1", SOON, seconds=20.0, size=(0.5, 2.5)), Fault("starved", "node_agent-2", SOON,
            seconds=20.0, size=(0.5, 2.5))),
     benign("slow-pull-below-the-limit", Fault("slow_pull", "rollout-0", (4.0, 10.0), seconds=(2.0, 8.5))),
+    benign("slow-disk-below-the-limit", Fault("slow_disk", "state_keeper-0", (4.0, 10.0), seconds=(2.0, 8.5)),
+           never=(("state_keeper-0", "reported"),)),
     benign("half-as-fast/trainer", Fault("slow", "trainer-0", SOON, seconds=15.0, size=(1.2, 2.0)), quiet=False, shape={"ranks": 3}),
     benign("half-as-fast/rollout", Fault("slow", "rollout-0", SOON, seconds=15.0, size=(1.2, 2.0)), shape={"rollouts": 3}),
     benign("all-at-once", Fault("freeze", "rollout-0", SOON, seconds=(0.2, 2.5)), Fault("freeze", "trainer-0", SOON, seconds=(0.2, 2.5)),

@@ -121,6 +121,8 @@ _LATE = (
            seconds=30.0),
     single("slow-pull", Fault("slow_pull", "rollout-0", (5.0, 10.0), seconds=(14.0, 25.0)),
            Must("rollout-0", "reported", ("rollout.pull", 12.0)), seconds=60.0, shape={"staleness": 1}),
+    single("slow-disk", Fault("slow_disk", "state_keeper-0", (5.0, 10.0), seconds=(13.0, 25.0), step=2),
+           Must("state_keeper-0", "reported", ("keeper.checkpoint", 15.0)), seconds=70.0, shape={"staleness": 1, "ranks": 1}),
     single("connection-lost", Fault("peer_gone", "state_keeper-0", SOON), Must("state_keeper-0", "reported")),
     *(single(f"overdue/{phase}", Fault("long_phase", "trainer-0", (3.0, 8.0), seconds=(12.0, 20.0), phase=phase),
              Must("trainer-0", "reported", (f"trainer.{phase}", 15.0)), seconds=60.0, shape=ALONE)

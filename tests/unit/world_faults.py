@@ -182,6 +182,9 @@ class Faults:
     def _do_slow_pull(self, fault: Fault, role: Role) -> None:
         role.extra["pull"] = fault.seconds  # type: ignore[assignment]
 
+    def _do_slow_disk(self, fault: Fault, role: Role) -> None:
+        role.extra["disk"] = fault.seconds  # type: ignore[assignment]
+
     def _do_idle(self, fault: Fault, role: Role) -> None:
         self._idle.add(role.name)
         self._later(fault, lambda: self._idle.discard(role.name))

@@ -37,6 +37,7 @@ class World(Faults):
         self.planned: list[Fault] = []
         self._steps = steps
         self.paused = False
+        self.saved, self._saving = 0, False
         self._waited = 0.0
         self.marks: dict[str, tuple[float, ...]] = {}
         self.asked: set[tuple[str, int, int]] = set()
@@ -65,7 +66,7 @@ class World(Faults):
             self._make(Trainer, f"trainer-{i}", "node-1")
         for i in range(shape.rollouts):
             self._make(Rollout, f"rollout-{i}", f"node-{2 + i % 2}")
-        config = {"steps": steps}
+        config = {"steps": steps, "checkpoint_every": 1}
         self._log(ev.HOST, 1, 0.0, ev.RunStarted(schema=ev.SCHEMA, run="r", name="n", wall=0.0, host_pid=1, config=config, machine={}))
         self._log(ev.HOST, 1, 0.0, ev.ThresholdsChanged(thresholds=thresholds.to_dict(), changes={}))
         for name in self.roles:
@@ -246,6 +247,25 @@ class World(Faults):
         self.emit(keeper.name, ev.OptimizerStepCommitted(step=self.step, version=self.step, digest="d", snapshot_digest="s", consumed=[],
                                                          batch=self.step, bytes=1, holder=keeper.name, incarnation=1))  # fmt: skip
         self.emit("task_runner", ev.StepMetrics(step=self.step, values={"loss": 0.1}, phase_seconds={}))
+        self._save()
+
+    def _save(self) -> None:
+        """The newest step to disk, when the one before is written."""
+        if self._saving or self.saved >= self.step:
+            return
+        keeper, step = self.roles["state_keeper-0"], self.step
+        incarnation, self._saving = keeper.incarnation, True
+
+        def done() -> None:
+            self._saving = False
+            if keeper.up and keeper.incarnation == incarnation:
+                self.saved = step
+                copied = ev.SnapshotCopied(step=step, source=keeper.name, holder="disk", digest="d", bytes=1, seconds=seconds)
+                self.emit(keeper.name, copied)
+            self._save()
+
+        seconds = self.dice.uniform(0.05, 0.4) + keeper.extra.pop("disk", 0.0)
+        self.after(seconds, done)
 
     def ask(self, role: str, incarnation: int, number: int) -> None:
         asked = self.roles[role]
