@@ -111,7 +111,7 @@ _LATE = (
              thresholds={"job.start": "20s"})
       for role in ("rollout-0", "trainer-0", "request_manager", "node_agent-2")),
     single("slow/one-rank", Fault("slow", "trainer-0", phase="train", size=(6.0, 10.0), **TRAINED),
-           Must("trainer-0", "reported", 75.0), seconds=100.0,
+           Must("trainer-0", "reported", 95.0), seconds=125.0,
            shape={"ranks": 3, "lockstep": False, "micro_batches": 6, "micro_seconds": 0.2, "staleness": 1}),
     single("slow/one-replica", Fault("slow", "rollout-0", (6.0, 12.0), phase="decode", size=(8.0, 12.0)),
            Must("rollout-0", "reported", 80.0), seconds=110.0,
