@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import subprocess
 import threading
@@ -15,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
@@ -28,6 +29,11 @@ from .errors import ConfigError, HostGone, JobFailed, RobustRLError, WaitTimeout
 from .runtime import processes, wire
 from .runtime.registry import JobEntry
 from .tables import Events, RecoveryTable, Table, recoveries, trajectories
+
+if TYPE_CHECKING:
+    from .faults.catalogue import Fault
+    from .faults.handle import FaultHandle, ScheduleHandle
+    from .faults.schedules import Schedule
 
 T = TypeVar("T")
 _POLL = 0.1
@@ -127,6 +133,13 @@ class Job:
         return account(self.events)
 
     @property
+    def faults(self) -> Table:
+        """A row per fault that was ordered, with the stage that it has come to; of a hidden one only that it is there."""
+        self._check_started()
+        with self._changed:
+            return Table(view.row() for view in self._state.faults.faults.values())
+
+    @property
     def thresholds(self) -> LiveThresholds:
         """The detector's settings by section; setting one (``job.thresholds.rollout.no_tokens = "3s"``) takes effect at once."""
         self._check_started()
@@ -174,6 +187,24 @@ class Job:
         """
         return self._handle_of(self._call("add_rollout", timeout))
 
+    def inject(self, fault: Fault, *, hidden: bool = False, timeout: float | None = None) -> FaultHandle:
+        """Order a fault, e.g. ``job.inject(Kill("rollout-1"))``; see `robustrl.faults`. Returns at once: the handle follows it through the
+        log. ``hidden``: kind and target are shown only once it is revealed. Raises ConfigError for what this job or machine does not
+        allow, RobustRLError for one that is refused at once, WaitTimeout, HostGone.
+        """
+        from .faults.handle import FaultHandle
+
+        number = self._call("inject", timeout, fault=msgspec.to_builtins(fault), hidden=hidden, by=_user())
+        if not self.wait_until(lambda: number in self._state.faults.faults, _CONNECT):
+            raise WaitTimeout(f"job {self.name!r}: the log did not show fault {number} within {_CONNECT:g} s")
+        return FaultHandle(self, number)
+
+    def schedule(self, schedule: Schedule, timeout: float | None = None) -> ScheduleHandle:
+        """Order faults by a schedule, e.g. ``job.schedule(EveryNSteps(5, Kill("rollout")))``. Raises as `inject` does."""
+        from .faults.handle import ScheduleHandle
+
+        return ScheduleHandle(self, self._call("schedule", timeout, schedule=msgspec.to_builtins(schedule), by=_user()))
+
     def stop(self, timeout: float = 30.0) -> None:
         """End the job and wait until its host has removed everything. A host that does not end within ``timeout`` seconds is killed, with a
         warning; its reaper then removes what is left.
@@ -187,6 +218,11 @@ class Job:
         if not self._host_gone(timeout):
             self._kill_host(timeout)
             self._host_gone(_SWEEP)
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether ``condition``, looked at with each change of the log, came true within ``seconds``."""
+        with self._changed:
+            return self._changed.wait_for(condition, seconds)
 
     def follow(self, seconds: float) -> bool:
         """Whether the job has ended, after waiting at most ``seconds`` for that. For those who draw."""
@@ -507,6 +543,10 @@ class Roles(Mapping[str, RoleHandle]):
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self.values())) or "<no roles yet>"
+
+
+def _user() -> str:
+    return f"user {os.getuid()}, process {os.getpid()}"
 
 
 def _seconds(timeout: float) -> float:

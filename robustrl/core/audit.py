@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from robustrl.config import JobConfig
-from robustrl.core import audit_roles, audit_trajectories, audit_weights
+from robustrl.core import audit_faults, audit_roles, audit_trajectories, audit_weights
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log, Rule, some
 from robustrl.core.roles import RoleState
@@ -181,6 +181,8 @@ RULES: dict[str, Rule] = {
     "roles": audit_roles.roles,
     "recoveries": audit_roles.recoveries,
     "emitters": _emitters,
+    "faults": audit_faults.faults,
+    "verdicts": audit_faults.verdicts,
 }
 """In the order in which violations are told: what the file is, what it claims, who said it."""
 

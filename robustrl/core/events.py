@@ -236,6 +236,14 @@ class FaultEnded(_Event, tag="fault_ended"):
     reason: str
 
 
+class FaultRevealed(_Event, tag="fault_revealed"):
+    """A hidden fault may be shown from here on."""
+
+    fault: int
+    guess: str
+    """What the one who looked for it took it for; empty: nothing was said."""
+
+
 class VersionAnnounced(_Event, tag="version_announced"):
     version: int
     digest: str
@@ -533,6 +541,7 @@ Event = Union[
     FaultPlanned,
     FaultInjected,
     FaultEnded,
+    FaultRevealed,
 ]
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from robustrl.core import events as ev
+from robustrl.core.fault_book import FaultBook
 from robustrl.core.ledger import Ledger
 from robustrl.core.roles import RoleId, RoleKind, RoleState, check_transition, first_state
 
@@ -133,6 +134,7 @@ class RunState:
     thresholds: dict[str, Any] = field(default_factory=dict)
     """In force, plain; see core/thresholds.py."""
     verdicts: list[ev.Verdict] = field(default_factory=list)
+    faults: FaultBook = field(default_factory=FaultBook)
     seq: int = 0
     t0: float = 0.0
     t: float = 0.0
@@ -207,6 +209,7 @@ class RunState:
         if not self.seq:
             self.t0 = entry.t
         self.seq, self.t = entry.seq, entry.t
+        self.faults.apply(entry)
         event = entry.event
         match event:  # in order of frequency
             case ev.RoleSample():

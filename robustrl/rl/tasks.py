@@ -128,7 +128,7 @@ def _classes() -> dict[str, type[Task]]:
             "reasoning_gym:": datasets.ReasoningGym, "jsonl:": datasets.JsonLines, "hf:": datasets.HuggingFace}
 
 
-def _task_class(name: str) -> type[Task]:
+def task_class(name: str) -> type[Task]:
     classes = _classes()
     prefix = name.partition(":")[0] + ":"
     found = classes.get(prefix if ":" in name else name)
@@ -140,7 +140,7 @@ def _task_class(name: str) -> type[Task]:
 
 def check_task(name: str, options: Mapping[str, Any]) -> None:
     """The checks that need neither a heavy import nor the network: names, options, and that a JSONL file is there. Raises ConfigError."""
-    found = _task_class(name)
+    found = task_class(name)
     if not name.startswith("reasoning_gym:"):  # its options are the data set's own
         check_options(name, options, found.options)
     if name.startswith("jsonl:"):
@@ -151,4 +151,4 @@ def check_task(name: str, options: Mapping[str, Any]) -> None:
 
 def make_task(name: str, options: Mapping[str, Any], seed: int) -> Task:
     """The task of that name. Raises ConfigError for an unknown task or option, and for data that cannot be read."""
-    return _task_class(name)(name, options, seed)
+    return task_class(name)(name, options, seed)

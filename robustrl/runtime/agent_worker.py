@@ -64,6 +64,7 @@ class AgentWorker(Role):
 
     def _run_tool(self, body: bytes) -> list[int] | None:
         trajectory = msgspec.msgpack.decode(body, type=Trajectory)
+        self.disturbance.pass_by("tool")
         answer = self._task.tool(self._text(trajectory))
         return None if answer is None else self._tokenizer.encode(answer, add_special_tokens=False)
 

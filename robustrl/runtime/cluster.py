@@ -65,6 +65,9 @@ class Cluster(Protocol):
     def start(self, deadline: float) -> None:
         """Connects this process as Ray's driver within ``deadline`` seconds; after that ``nodes`` have their ids and addresses."""
 
+    def raylet_of(self, node: str) -> int:
+        """Pid of the raylet of the node of this name. Raises RobustRLError for one that was not started here."""
+
     def create_actor(self, spec: RoleSpec, node: NodeSpec) -> Any:
         """The handle of a new role actor on ``node``: detached, never restarted by Ray, ``spec.actor_name`` in namespace ``spec.run``."""
 
@@ -168,6 +171,12 @@ class LocalCluster:
                 return "\n".join(out)
         return f"--- {name}: no log was written"
 
+    def raylet_of(self, node: str) -> int:
+        """See Cluster. The head's GCS was started before its raylet."""
+        if pids := [process.pid for name, process in self._processes if name == node]:
+            return pids[-1]
+        raise RobustRLError(f"{node}: no raylet of this name was started")
+
     def create_actor(self, spec: RoleSpec, node: NodeSpec) -> Any:
         """See Cluster. The mark comes with the raylet's environment: a runtime_env would double the time of the process's start."""
         return _create_actor(spec, node)
@@ -217,6 +226,10 @@ class JoinedCluster:
         alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"])
         for i, node in enumerate(alive):
             self.nodes.append(NodeSpec(f"node-{i}", _stated_pools(node), node["NodeID"], node["NodeManagerAddress"]))
+
+    def raylet_of(self, node: str) -> int:
+        """See Cluster."""
+        raise RobustRLError(f"{node} was not started by this job")
 
     def create_actor(self, spec: RoleSpec, node: NodeSpec) -> Any:
         """See Cluster. The mark has to come by runtime_env here."""

@@ -32,6 +32,7 @@ from ..errors import ConfigError, JobFailed, PeerDied, RobustRLError, WaitTimeou
 from . import machine, reaper, registry, wire
 from .cluster import Cluster, JoinedCluster, LocalCluster
 from .event_log import EventLog, LogError
+from .injecting import Injector
 from .lives import Lives
 from .processes import ProcessId, is_alive, kill_marked, wait_exit
 from .restarting import Restarting
@@ -65,6 +66,7 @@ class Host:
         self.lives = Lives(self)
         self.restarting = Restarting(self)
         self.serving = Serving(self)
+        self.injector = Injector(self)
 
     # -- the log ---
 
@@ -99,6 +101,7 @@ class Host:
         line = ev.encoder.encode(entry)
         for subscriber in self.lines:
             subscriber.put_nowait(line)
+        self.injector.feed()
         match entry.event:
             case ev.EndDecided() as verdict if not self.end.done():
                 self.end.set_result(verdict)
@@ -270,7 +273,7 @@ class Host:
         """A log that cannot be closed keeps nothing from being removed; its reader learns of it from what is missing."""
         self._reserve.unlink(missing_ok=True)
         try:
-            for event in self.state.closing(f"job {verdict.status}"):
+            for event in [*self.injector.closing(verdict.status), *self.state.closing(f"job {verdict.status}")]:
                 self.record(event)
             self.record(ev.RunEnded(status=verdict.status, reason=verdict.reason, wall=time.time()))
             self.event_log.close()

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from ..core.roles import Phase
 from ..errors import RobustRLError, WaitTimeout
+from ..faults.hand import Hand
+from ..faults.orders import Order
 from . import registry
 from .processes import ProcessId, is_alive, kill, kill_marked, process_state, read_start_ticks, send_signal, wait_exit
 from .role import Role, RoleSpec
@@ -37,6 +39,7 @@ class NodeAgent(Role):
     async def on_open(self) -> None:
         self._processes: dict[tuple[str, int], ProcessId] = {}
         self._sensors = Sensors(on_exit=self.emit, on_sample=self.emit)
+        self._hand = Hand(self.emit)
         self.page.phase = Phase.RUNNING
 
     async def keep_secret(self, secret: bytes) -> None:
@@ -74,6 +77,17 @@ class NodeAgent(Role):
         if name == "hang" and seconds > 0:
             asyncio.get_running_loop().call_later(seconds, send_signal, process, signal.SIGCONT)
         return process.pid
+
+    async def strike(self, order: Order) -> None:
+        """A fault from outside; what becomes of it is in the log."""
+        process = self._processes.get((order.role, order.incarnation))
+        if process is None or not is_alive(process):
+            raise RobustRLError(f"{order.role} incarnation {order.incarnation} is not there: nothing was hit")
+        self._hand.strike(order, process)
+
+    async def call_off(self, fault: int, folder: str, role: str, incarnation: int) -> None:
+        """The fault and all that lasts of it."""
+        self._hand.call_off(fault, folder, self._processes.get((role, incarnation)))
 
     async def kill(self, role: str, incarnation: int) -> None:
         """SIGKILL, and return when the process is dead; one that is dead already is left in peace. Raises WaitTimeout."""

@@ -111,6 +111,19 @@ def cpu_seconds(pid: int) -> float:
         raise ProcessLookupError(f"pid {pid}: no such process") from error
 
 
+def children_of(pid: int) -> list[ProcessId]:
+    """The living processes whose parent this is."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            fields = _stat(int(name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[1]) == pid:
+            found.append(ProcessId(int(name), int(fields[19])))
+    return found
+
+
 def find_marked(run: str) -> list[ProcessId]:
     """The living processes of a run, without the calling one."""
     mark = f"{MARK}={run}".encode()

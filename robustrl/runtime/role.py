@@ -21,6 +21,8 @@ from ..config import JobConfig
 from ..core import events as ev
 from ..core.roles import Phase, RoleId, RoleKind
 from ..errors import PeerDied, RobustRLError, WaitTimeout
+from ..faults.disturbance import Disturbance
+from ..faults.orders import Order
 from .emitter import Emitter
 from .processes import read_start_ticks
 from .status_page import StatusPage
@@ -31,6 +33,8 @@ OWN_CLOCK, OWN_GAP = 0.1, 1.0
 """Seconds between two looks at one's own clock, and how late one may be before that is said."""
 UCX_ROOM = 16 << 20
 """Bytes of the shared-memory mount that a process with UCX is sure to get along with; 4 MB each were measured."""
+_PHASE_LOOK = 0.005
+"""Seconds between two looks for the phase in which a fault is to strike."""
 _REST = {RoleKind.TRAINER: Phase.WAITING_BATCH, RoleKind.ROLLOUT: Phase.WAITING_REQUEST}
 
 
@@ -165,6 +169,7 @@ class Role:
         self.page.phase = _REST.get(self.role.kind, Phase.IDLE)
         self.host = HostClient(spec.host_address, token=spec.host_token, kind="role", on_disconnect=self._host_gone)
         self.emitter = Emitter(self.host, spec.role, spec.incarnation)
+        self.disturbance = Disturbance(self.page, self.emit, self.emitter.flush)
         self._present: dict[str, tuple[int, Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stamper: asyncio.Task[None] | None = None
@@ -193,6 +198,20 @@ class Role:
 
     def emit(self, event: ev.Event) -> None:
         self.emitter.emit(event)
+
+    async def disturb(self, order: Order) -> None:
+        """A fault that only this process can make: in this event loop, or where its work loop passes by."""
+        self.disturbance.arm(order)
+        if order.in_loop:
+            self.spawn(self._disturb_loop(order))
+
+    async def _disturb_loop(self, order: Order) -> None:
+        while not self.disturbance.strike_in_loop(order, self.stored):
+            await asyncio.sleep(_PHASE_LOOK)
+
+    def stored(self) -> memoryview:
+        """Bytes that this role keeps for others and that a fault may damage. Raises RobustRLError without any."""
+        raise RobustRLError(f"{self.spec.role} keeps nothing for others")
 
     def choose_transport(self) -> None:
         """UCX's settings, before ucxx is imported. Where the shared-memory mount is too small, UCX would go over TCP without a word."""

@@ -25,7 +25,7 @@ from ..core import events as ev
 from ..core.roles import Phase
 from ..core.weights import Ask, Lease
 from ..engines.base import Delta, Engine, Request, make_engine
-from ..errors import PeerDied, WaitTimeout
+from ..errors import PeerDied, RobustRLError, WaitTimeout
 from ..rl.models import resolve_model
 from ..rl.tasks import make_task
 from ..rl.trajectory import IN_TOOL, Trajectory, part_of
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _FLUSH_TOKENS, _FLUSH_SECONDS = 24, 0.2
 """After how many engine steps, and how long after the flush before, the next one is made: the call to the journal takes its time too."""
+_HELD_TURN = 0.01
+"""Seconds of a round of the engine loop in which a disturbance holds its tokens back."""
 
 
 class Rollout(Role):
@@ -246,6 +248,12 @@ class Rollout(Role):
             self._server.retire(before.manifest.version)
             self._puller.recycle(before.buffer)
 
+    def stored(self) -> memoryview:
+        """What this relay serves."""
+        if self._pulled is None:
+            raise RobustRLError(f"{self.spec.role} serves no version yet")
+        return memoryview(self._pulled.buffer).cast("B")
+
     # -- the engine thread ---
 
     def _run_engine(self, started: asyncio.Future[None]) -> None:
@@ -282,7 +290,11 @@ class Rollout(Role):
                 self._commands.get_nowait()()
         except queue.Empty:
             pass
-        if self._live:
+        self.disturbance.pass_by(self.page.phase, working=bool(self._live))
+        if self._live and self.disturbance.holds(self.spec.role):
+            self.page.phase = Phase.PREFILL
+            time.sleep(_HELD_TURN)
+        elif self._live:
             began = time.monotonic()
             deltas = self._engine.step()
             self.page.phase = Phase.DECODE if self._engine.decoded else Phase.PREFILL
@@ -372,6 +384,7 @@ class Rollout(Role):
         """Between two engine steps: load, check, then take the version as this rollout's own, or take the old one up again."""
         began = time.monotonic()
         self.page.phase = Phase.PULL
+        self.disturbance.pass_by(Phase.PULL)
         gap = self._load(pulled)
         if gap <= self.config.probe_limit:
             self._version = self.page.version = pulled.manifest.version

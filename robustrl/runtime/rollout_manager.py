@@ -178,6 +178,7 @@ class RolloutManager(Role):
         count = len(group.trajectories)
         limit = max(self.config.rollout_concurrency, count)
         able = [lane for lane in self._lanes if lane.version >= group.least_version and len(lane.open) + count <= limit]
+        able = [lane for lane in able if not self.disturbance.holds(lane.role)]
         return min(able, key=lambda lane: len(lane.open), default=None)
 
     def _next_lane(self, moving: _Moving) -> _Lane | None:

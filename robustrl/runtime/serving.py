@@ -12,7 +12,7 @@ from ..core.lifecycle import STOPPED
 from ..core.placement import place_another
 from ..core.roles import RoleKind, RoleState
 from ..errors import JobFailed, RobustRLError
-from . import wire
+from . import injecting, wire
 from .role import Peer, actor_name
 
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ class Serving:
         "successor": _successor,
         "ready": _ready,
         "known": _known,
+        **injecting.VERBS,
     }
 
     def _running(self, role: str) -> Peer:

@@ -19,7 +19,7 @@ import numpy as np
 from ..core import events as ev
 from ..core.roles import Phase
 from ..core.weights import Manifest
-from ..errors import WeightsError
+from ..errors import RobustRLError, WeightsError
 from ..transport.manifest import Layout, build_manifest, checksums
 from .role import UCX_ROOM, Role
 
@@ -183,6 +183,13 @@ class StateKeeper(Role):
                 address=f"{host}:{port}",
             )
         )
+
+    def stored(self) -> memoryview:
+        """The committed recovery state; the weights are in front of it, and served."""
+        if self._committed is None:
+            raise RobustRLError(f"{self.spec.role} has nothing committed yet")
+        slot, array = self._slots[self._committed.slot], self._arrays[self._committed.slot]
+        return memoryview(array[slot.weights_bytes : slot.weights_bytes + self._committed.state_length])
 
     async def committed(self) -> tuple[Snapshot, list[Slot]] | None:
         """The last committed optimizer step and where it lies; None before the first."""

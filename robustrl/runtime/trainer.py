@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from ..core.roles import Phase
-from ..errors import WeightsError
+from ..errors import RobustRLError, WeightsError
 from ..rl.models import load_tokenizer, resolve_model
 from ..rl.tasks import make_task
 from ..rl.trajectory import Trajectory
@@ -112,8 +112,18 @@ class Trainer(Role):
         """
         async with self._one_step:
             if self._published["version"] < step:
-                self._published = await self._train(step, batch)
+                try:
+                    self._published = await self._train(step, batch)
+                except RobustRLError:
+                    raise
+                except Exception as error:
+                    if self._lost_a_peer(error):
+                        raise  # not this rank's own: whoever died is named by its node's agent
+                    self.die(error)
             return self._published
+
+    def _lost_a_peer(self, error: Exception) -> bool:
+        return self.config.trainer_ranks > 1 and isinstance(error, RuntimeError) and ("gloo" in str(error) or "nccl" in str(error).lower())
 
     async def _train(self, step: int, batch: int) -> dict[str, Any]:
         journal = await self.peer("request_manager")
@@ -121,7 +131,7 @@ class Trainer(Role):
         bodies = await journal.call("batch", batch, deadline=self.deadlines.call, again=True)
         trajectories = [msgspec.msgpack.decode(body, type=Trajectory) for body in bodies]
         if self._learner.step < step:  # else only its snapshot is missing
-            self._metrics = await self._in_thread(self._learner.train_step, trajectories, self._enter, self._mark)
+            self._metrics = await self._in_thread(self._learner.train_step, trajectories, self._work, self._mark)
         result = await self._snapshot(step=step, batch=batch, consumed=[t.id for t in trajectories], metrics=self._metrics)
         self._enter(Phase.WAITING_BATCH)
         return result
@@ -146,6 +156,7 @@ class Trainer(Role):
         number = await self._keeper.call("free_slot", deadline=self.deadlines.call, again=True)
         await self._in_thread(self._fill, number, weights, state)
         self._enter(Phase.PUBLISH)
+        await self._in_thread(self.disturbance.pass_by, Phase.PUBLISH)
         seconds, self._phase_seconds = self._phase_seconds, {}
         snapshot = Snapshot(
             step=step,
@@ -164,6 +175,7 @@ class Trainer(Role):
         return self._result(snapshot)
 
     def _collect_state(self) -> tuple[dict[str, Any], bytes, list[float]]:
+        self.disturbance.pass_by(Phase.SNAPSHOT)
         return self._learner.weights(), self._learner.recovery_state(), self._learner.probe(self._probe)
 
     def _fill(self, number: int, weights: dict[str, Any], state: bytes) -> None:
@@ -183,6 +195,12 @@ class Trainer(Role):
         self._phase_since = now
         self.page.phase = phase
 
+    def _work(self, phase: Phase) -> None:
+        self._enter(phase)
+        self.disturbance.pass_by(phase)
+
     def _mark(self, done: int, total: int) -> None:
         self._marks += 1
         self.page.update(progress=self._marks, pending=total - done)
+        if done < total:
+            self.disturbance.pass_by(Phase.TRAIN)

@@ -166,7 +166,8 @@ def test_an_altered_event_is_named_by_its_rule(kind, changes, which, rule) -> No
 
 
 def test_every_rule_has_a_test_that_breaks_it() -> None:
-    assert {rule for *_, rule in [*REMOVED, *DOUBLED, *ALTERED]} | {"chain", "sequence", "emitters", "recoveries"} == set(RULES)
+    elsewhere = {"chain", "sequence", "emitters", "recoveries", "faults", "verdicts"}  # the last two: test_fault_book
+    assert {rule for *_, rule in [*REMOVED, *DOUBLED, *ALTERED]} | elsewhere == set(RULES)
 
 
 def test_an_event_moved_before_its_cause() -> None:

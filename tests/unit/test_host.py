@@ -17,6 +17,7 @@ from robustrl.core.lifecycle import FAILED
 from robustrl.core.run_state import RunState
 from robustrl.runtime.event_log import EventLog, LogError, audit_run
 from robustrl.runtime.host import Host
+from robustrl.runtime.injecting import Injector
 from robustrl.runtime.lives import Lives
 from robustrl.runtime.restarting import Restarting
 from robustrl.runtime.serving import Serving
@@ -38,7 +39,7 @@ def _host(run_dir: Path) -> Host:
     host.run_dir, host._reserve, host.config, host.state = run_dir, run_dir / "reserve", JobConfig(profile="class"), RunState()
     host.lines, host._tasks, host.closing, host._turned = [], set(), False, time.monotonic()
     host.lives = Lives(host)
-    host.restarting, host.serving = Restarting(host), Serving(host)
+    host.restarting, host.serving, host.injector = Restarting(host), Serving(host), Injector(host)
     host.event_log = _FullDisk(run_dir / "events.jsonl", time.monotonic)
     return host
 

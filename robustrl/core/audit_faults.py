@@ -1,0 +1,134 @@
+"""The audit's rules on faults and verdicts: a fault was really done, and nobody was condemned without evidence.
+
+Pure, like all of core/audit.py, which has them in its table. A fault that did not fire, or whose effect is nowhere in the log, is a
+violation: what was measured with it would be worth nothing. So is a verdict whose cause the log does not hold. Leaves out: whether a
+verdict is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from robustrl.core import events as ev
+from robustrl.core.audit_log import Found, Log
+
+_OUTCOMES = ("over", "aborted", "refused", "vanished", "not_fired")
+_VERDICTS = ("suspect", "failed", "cleared", "waiting_on_peer", "reported")
+_CUT_OFF = 5.0
+"""Seconds before a run's end in which a fault's effect may not have reached the log any more."""
+_EPSILON = 1e-6
+
+
+def _is(field: str, value: object) -> Callable[[dict[str, Any]], bool]:
+    return lambda proof: proof.get(field) == value
+
+
+def _has(field: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda proof: bool(proof.get(field)) or proof.get(field) == 0
+
+
+_PROOF: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "kill": _is("process", "gone"),
+    "node_loss": _is("process", "gone"),
+    "hang": _is("process", "T"),
+    "freeze": _is("process", "T"),
+    "slow": _is("process", "T"),
+    "exception": _has("raised"),
+    "memory_exhaustion": _has("raised"),
+    "clean_exit": _has("exit"),
+    "corrupt_weights": lambda proof: proof.get("bytes", 0) > 0,
+    "corrupt_snapshot": lambda proof: proof.get("bytes", 0) > 0,
+    "full_disk": _has("full"),
+    "long_first_token": _has("held"),
+    "idle_rollout": _has("held"),
+}
+"""Kind -> what its proof must show; any other must name the thread in which it was done."""
+_ENDS = ("kill", "node_loss", "exception", "memory_exhaustion", "clean_exit")
+"""Kinds after which the process is no more."""
+
+
+def faults(log: Log) -> Found:
+    """Each fault was planned once, done with a proof to a life that was there, in the phase it was meant for, and showed; or ended."""
+    planned: dict[int, ev.FaultPlanned] = {}
+    for seq, order in log.all(ev.FaultPlanned):
+        if order.fault != len(planned) + 1:
+            yield seq, f"fault {order.fault} was planned after fault {len(planned)}"
+        planned[order.fault] = order
+    ended = {event.fault for _, event in log.all(ev.FaultEnded)}
+    hit = {event.fault for _, event in log.all(ev.FaultInjected)}
+    for entry in log.entries:
+        if isinstance(event := entry.event, ev.FaultInjected | ev.FaultEnded | ev.FaultRevealed) and event.fault not in planned:
+            yield entry.seq, f"fault {event.fault} was never planned"
+    for seq, end in log.all(ev.FaultEnded):
+        if end.outcome not in _OUTCOMES:
+            yield seq, f"outcome {end.outcome!r} of fault {end.fault}: must be one of {', '.join(_OUTCOMES)}"
+        elif end.outcome == "not_fired":
+            yield seq, f"fault {end.fault} did not fire: {end.reason}"
+        elif end.outcome == "over" and end.fault not in hit:
+            yield seq, f"fault {end.fault} is called over and was never done"
+    if log.status:
+        for seq, order in log.all(ev.FaultPlanned):
+            if order.fault not in hit | ended:
+                yield seq, f"fault {order.fault} ({order.kind}) was ordered, and the log does not say what became of it"
+    yield from _hits(log, planned)
+
+
+def _hits(log: Log, planned: dict[int, ev.FaultPlanned]) -> Found:
+    pids = {(event.role, event.incarnation): event.pid for _, event in log.all(ev.RoleStarted)}
+    gone = {(event.role, event.incarnation) for _, event in log.all(ev.ProcessExited)}
+    lost = {event.node for _, event in log.all(ev.NodeLost)}
+    times = {entry.seq: entry.t for entry in log.entries}
+    for seq, hit in log.all(ev.FaultInjected):
+        if (order := planned.get(hit.fault)) is None:
+            continue
+        what = f"fault {hit.fault} ({order.kind}) on {hit.role} incarnation {hit.incarnation}"
+        if not _PROOF.get(order.kind, _has("thread"))(hit.proof):
+            yield seq, f"{what} has no proof: {hit.proof}"
+        if pids.get((hit.role, hit.incarnation)) != hit.pid:
+            yield seq, f"{what} hit pid {hit.pid}, which is not that life's"
+        if (phase := order.options.get("phase")) and hit.phase != phase and order.kind != "node_loss":
+            yield seq, f"{what} was meant for the phase {phase} and struck in {hit.phase}"
+        shown = (hit.role, hit.incarnation) in gone or hit.node in lost
+        cut_off = bool(log.status) and times[log.entries[-1].seq] - times[seq] <= _CUT_OFF
+        if order.kind in _ENDS and log.status and not shown and not cut_off:
+            yield seq, f"{what}: the log knows of no end of that process"
+
+
+def verdicts(log: Log) -> Found:
+    """Each verdict is about a life that was started, keeps the order onset, due, seen, and rests on something that the log holds."""
+    started: set[tuple[str, int]] = set()
+    causes: dict[str, set[tuple[str, int] | str]] = {}
+    """Rule -> the lives (or nodes) of which its cause was seen."""
+    node_of: dict[tuple[str, int], str] = {}
+    for entry in log.entries:
+        match entry.event:
+            case ev.RoleStarted(role=role, incarnation=incarnation, node=node):
+                started.add((role, incarnation))
+                node_of[role, incarnation] = node
+            case ev.ProcessExited(role=role, incarnation=incarnation):
+                causes.setdefault("exited", set()).add((role, incarnation))
+            case ev.ErrorRaised(role=role, incarnation=incarnation):
+                causes.setdefault("exception", set()).add((role, incarnation))
+            case ev.HeartbeatSent(role=role, incarnation=incarnation):
+                causes.setdefault("heartbeat", set()).add((role, incarnation))
+            case ev.NodeLost(node=node):
+                causes.setdefault("node_lost", set()).add(node)
+            case ev.Verdict() as verdict:
+                life = verdict.role, verdict.incarnation
+                what = f"{verdict.kind} by rule {verdict.rule}, about {verdict.role} incarnation {verdict.incarnation}"
+                if verdict.kind not in _VERDICTS:
+                    yield entry.seq, f"{what}: must be one of {', '.join(_VERDICTS)}"
+                if life not in started:
+                    yield entry.seq, f"{what}, which was never started"
+                if verdict.onset > verdict.due + _EPSILON or verdict.due > verdict.seen + _EPSILON or verdict.seen > entry.t + _EPSILON:
+                    yield entry.seq, f"{what}: onset {verdict.onset:.3f}, due {verdict.due:.3f}, seen {verdict.seen:.3f} are out of order"
+                if verdict.kind == "failed":
+                    if not verdict.evidence:
+                        yield entry.seq, f"{what}: without evidence"
+                    subject = node_of.get(life, "") if verdict.rule == "node_lost" else life
+                    if verdict.rule in _CAUSED and subject not in causes.get(verdict.rule, ()):
+                        yield entry.seq, f"{what}: the log does not hold what it rests on"
+
+
+_CAUSED = ("exited", "exception", "heartbeat", "node_lost")

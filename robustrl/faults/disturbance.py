@@ -1,0 +1,161 @@
+"""What a role does to itself when a fault of the catalogue asks for it: stuck, an exception, an exit, a delay where it really would be.
+
+A role's work loop passes by at its phases; without an order that costs one look at an empty list. A fault strikes in the very thread and
+place where such a thing would happen, says so first, with its proof, and is over after its time, or once it is called off.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..core import events as ev
+from ..core.roles import PHASES, Phase, RoleKind
+from ..runtime.status_page import StatusPage
+from .orders import Order
+
+_LOOK = 0.02
+"""Seconds between two looks for a sign that the fault is called off."""
+_FLUSH = 2.0
+_PIECE = 4 << 20
+_FLIPPED = 64
+"""Bytes."""
+_PLACE = {"slow_tool": "tool", "long_advantage": Phase.ADVANTAGE, "long_checkpoint": Phase.SNAPSHOT}
+"""Where the benign ones strike, whatever phase was asked for."""
+_HELD = ("long_first_token", "idle_rollout")
+"""Held back as long as they last, see `holds`."""
+
+
+class InjectedError(Exception):
+    """Raised by a fault, on purpose."""
+
+
+class Disturbance:
+    def __init__(self, page: StatusPage, emit: Callable[[ev.Event], None], flush: Callable[[float], None]) -> None:
+        self._page, self._emit, self._flush = page, emit, flush
+        self._orders: list[Order] = []
+        self._holding: dict[str, tuple[Order, float]] = {}
+        """Role -> what holds its work back, until when."""
+
+    def arm(self, order: Order) -> None:
+        self._orders.append(order)
+
+    def pass_by(self, place: str, *, working: bool = True) -> None:
+        """Called by the work loop at ``place``: a phase, or ``tool``. Strikes there, at most one fault at a time."""
+        for order in list(self._orders):
+            if not order.in_loop and order.kind not in _HELD and self._fits(order, place, working):
+                self._orders.remove(order)
+                self._strike(order, place)
+                return
+
+    def strike_in_loop(self, order: Order, stored: Callable[[], memoryview]) -> bool:
+        """The fault, in the event loop that calls this; False: its phase is not there yet. ``stored``: what there is to damage."""
+        if self._off(order):
+            return True
+        if order.phase not in ("", self._page.phase):
+            return False
+        self._orders.remove(order)
+        if order.kind.startswith("corrupt"):
+            self._corrupt(order, stored())
+        else:
+            self._strike(order, self._page.phase)
+        return True
+
+    def holds(self, role: str) -> bool:
+        """Whether work of ``role`` is held back now: the tokens of a rollout, or, at the rollout manager, what would be sent to it."""
+        if not self._orders and not self._holding:
+            return False
+        for order in list(self._orders):
+            if order.kind in _HELD and order.role == role and not self._off(order):
+                self._orders.remove(order)
+                self._holding[role] = (order, time.monotonic() + order.options["seconds"])
+                self._say(order, {"held": "tokens" if order.kind == "long_first_token" else "requests"})
+        if role not in self._holding:
+            return False
+        order, until = self._holding[role]
+        if not order.off.exists() and time.monotonic() < until:
+            return True
+        del self._holding[role]
+        self._over(order)
+        return False
+
+    def _fits(self, order: Order, place: str, working: bool) -> bool:
+        wanted = _PLACE.get(order.kind, order.phase)
+        if order.kind == "first_compile":
+            if not working:
+                return False
+            wanted = Phase.TRAIN if place in PHASES[RoleKind.TRAINER] else ""
+        return wanted in ("", place) and self._page.step >= order.step and not self._off(order)
+
+    def _off(self, order: Order) -> bool:
+        if called_off := order.off.exists():
+            self._orders.remove(order)
+        return called_off
+
+    def _strike(self, order: Order, place: str) -> None:
+        thread = threading.current_thread().name
+        match order.kind:
+            case "exception":
+                self._say(order, {"thread": thread, "place": str(place), "raised": InjectedError.__name__})
+                raise InjectedError(f"fault {order.fault}: {order.options['text']}")
+            case "clean_exit":
+                self._say(order, {"thread": thread, "place": str(place), "exit": 0})
+                self._flush(_FLUSH)
+                os._exit(0)
+            case "memory_exhaustion":
+                self._exhaust(order, thread)
+            case "wedge":
+                self._say(order, {"thread": thread, "place": str(place), "busy": order.options["busy"]})
+                self._stick(order, busy=order.options["busy"])
+            case _:
+                self._say(order, {"thread": thread, "place": str(place), "seconds": order.options["seconds"]})
+                self._stick(order, busy=False)
+
+    def _stick(self, order: Order, *, busy: bool) -> None:
+        """Stuck here for the fault's seconds, 0: for good; called off by its file alone, as nothing else gets through."""
+        seconds = float(order.options["seconds"])
+        until = time.monotonic() + seconds if seconds else float("inf")
+        off, looked = order.off, 0.0
+        while (now := time.monotonic()) < until:
+            if now >= looked + _LOOK:
+                looked = now
+                if off.exists():
+                    return
+            if not busy:
+                time.sleep(min(_LOOK, until - now))
+        self._over(order)
+
+    def _exhaust(self, order: Order, thread: str) -> None:
+        """Raises the MemoryError that it met; what it took is given back, so that the role can say what happened. The limit stays."""
+        import resource
+
+        with open("/proc/self/statm") as file:
+            size = int(file.read().split()[0]) * resource.getpagesize()
+        limit = size + (int(order.options["room_mb"]) << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        taken: list[bytearray] = []
+        try:
+            while True:
+                taken.append(bytearray(_PIECE))
+        except MemoryError:
+            count = len(taken)
+            taken.clear()
+            self._say(order, {"thread": thread, "limit": limit, "allocated": count * _PIECE, "raised": "MemoryError"})
+            raise MemoryError(f"fault {order.fault}: RLIMIT_AS of {limit >> 20} MiB is used up") from None
+
+    def _corrupt(self, order: Order, stored: memoryview) -> None:
+        start = len(stored) // 2
+        before = bytes(stored[start : start + _FLIPPED])
+        stored[start : start + _FLIPPED] = bytes(byte ^ 0xFF for byte in before)
+        changed = sum(a != b for a, b in zip(before, bytes(stored[start : start + _FLIPPED]), strict=True))
+        self._say(order, {"bytes": changed, "at": start, "of": len(stored)})
+
+    def _say(self, order: Order, proof: dict[str, Any]) -> None:
+        self._emit(order.injected(StatusPage.read(order.page), proof))
+
+    def _over(self, order: Order) -> None:
+        if not order.off.exists():
+            self._emit(order.over(f"over after {order.options['seconds']:g} s"))

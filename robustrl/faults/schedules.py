@@ -1,0 +1,189 @@
+"""Schedules: which fault is to come at which moment. Pure and seeded: the same schedule, seed and length give the same list.
+
+A moment is an optimizer step (also a share of it: a quarter of the way through, by the length of the step before) or a time in seconds
+after the schedule was given. Resolved against what a run's log says: planner.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Union, get_args
+
+import msgspec
+
+from ..errors import ConfigError
+from .catalogue import AnyFault, CleanExit, Fault, Hang, Kill, RaiseException, Wedge, converted, make_fault
+
+
+class Occurrence(NamedTuple):
+    """``fault`` (its own ``step`` and ``after`` say when), ``share`` of the way through its step."""
+
+    fault: Fault
+    share: float = 0.0
+
+
+class Schedule(msgspec.Struct, frozen=True, tag_field="schedule", forbid_unknown_fields=True, kw_only=True):
+    seed: int | None = None
+    """None: the job's."""
+    hidden: bool = False
+    """Kind and target are shown only once they are revealed: somebody is to find out."""
+
+    endless: ClassVar[bool] = False
+    """Planned one by one, each as the one before it comes."""
+
+    @property
+    def name(self) -> str:
+        return str(self.__struct_config__.tag)
+
+    def occurrences(self, steps: int, seed: int, committed: int = 0) -> Iterator[Occurrence]:
+        """In the order in which they come; may be endless. ``steps``: of the job; ``committed``: those behind it by now."""
+        raise NotImplementedError
+
+    def _draw(self, seed: int) -> random.Random:
+        return random.Random(f"{self.name}/{seed if self.seed is None else self.seed}")
+
+    def _wrong(self, field: str, value: object, allowed: str) -> ConfigError:
+        return ConfigError(f"{self.name}.{field}", value, allowed)
+
+
+class _Step(Schedule, frozen=True):
+    step: int
+    fault: AnyFault
+
+
+class AtStep(_Step, frozen=True, tag="at_step"):
+    """``AtStep(5, Kill("trainer"))``: once, while optimizer step 5 runs."""
+
+    def __post_init__(self) -> None:
+        msgspec.structs.replace(self.fault, step=self.step)
+
+    def occurrences(self, steps: int, seed: int, committed: int = 0) -> Iterator[Occurrence]:
+        yield Occurrence(msgspec.structs.replace(self.fault, step=self.step))
+
+
+class _EveryN(Schedule, frozen=True):
+    every: int
+    fault: AnyFault
+
+
+class EveryNSteps(_EveryN, frozen=True, kw_only=True, tag="every_n_steps"):
+    """``EveryNSteps(5, Kill("rollout"))``: in steps 5, 10, 15, ...; of a running job, in those that are still to come."""
+
+    first: int | None = None
+    """None: step ``every``."""
+    endless = True
+
+    def __post_init__(self) -> None:
+        for field, value in (("every", self.every), ("first", self.first)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise self._wrong(field, value, "must be a number of optimizer steps, from 1 on")
+
+    def occurrences(self, steps: int, seed: int, committed: int = 0) -> Iterator[Occurrence]:
+        for step in range(self.first or self.every, steps + 1, self.every):
+            if step > committed + 1:
+                yield Occurrence(msgspec.structs.replace(self.fault, step=step))
+
+
+class PaperFrequency(Schedule, frozen=True, kw_only=True, tag="paper_frequency"):
+    """RobustRL's "f%": round(f% x steps) faults, one at a random moment in each of as many equal stretches of the job."""
+
+    percent: float
+    fault: AnyFault = Kill("trainer")
+
+    def __post_init__(self) -> None:
+        if type(self.percent) not in (int, float) or not 0 < self.percent <= 100:
+            raise self._wrong("percent", self.percent, "must be above 0 and at most 100")
+
+    def occurrences(self, steps: int, seed: int, committed: int = 0) -> Iterator[Occurrence]:
+        draw, count = self._draw(seed), round(self.percent / 100 * steps)
+        for i in range(count):
+            moment = steps * (i + draw.random()) / count
+            step = int(moment) + 1
+            if step > committed + 1:
+                yield Occurrence(msgspec.structs.replace(self.fault, step=step), moment - int(moment))
+
+
+class Poisson(Schedule, frozen=True, kw_only=True, tag="poisson"):
+    """A Poisson process: ``per_minute`` faults on average, each drawn from ``faults``."""
+
+    per_minute: float
+    faults: list[AnyFault]
+    count: int | None = None
+    """None: for as long as the job runs."""
+    endless = True
+
+    def __post_init__(self) -> None:
+        if type(self.per_minute) not in (int, float) or not 0 < self.per_minute < math.inf:
+            raise self._wrong("per_minute", self.per_minute, "must be a finite number above 0")
+        if self.count is not None and (type(self.count) is not int or self.count < 1):
+            raise self._wrong("count", self.count, "must be a number from 1 on")
+        if not self.faults:
+            raise self._wrong("faults", self.faults, "must hold a fault")
+
+    def occurrences(self, steps: int, seed: int, committed: int = 0) -> Iterator[Occurrence]:
+        draw, at = self._draw(seed), 0.0
+        for _ in range(self.count) if self.count else itertools.count():
+            at += draw.expovariate(self.per_minute / 60)
+            fault = draw.choice(self.faults)
+            yield Occurrence(msgspec.structs.replace(fault, after=at + fault.after))
+
+
+class FaultList(Schedule, frozen=True, kw_only=True, tag="list"):
+    """A list of faults, each with its own step, phase or time. ``FaultList.read("faults.toml")`` takes them from a file."""
+
+    faults: list[AnyFault]
+
+    @classmethod
+    def read(cls, path: str | Path, *, hidden: bool = False) -> FaultList:
+        """TOML (tables ``[[faults]]``) or JSON (a list, or {"faults": [...]}), each as `make_fault` takes it. Raises ConfigError."""
+        path = Path(path).expanduser()
+        readers: dict[str, Any] = {".toml": tomllib.loads, ".json": json.loads}
+        if path.suffix not in readers:
+            raise ConfigError("schedule file", str(path), "must end in .toml or .json")
+        try:
+            values = readers[path.suffix](path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError("schedule file", str(path), f"cannot be read: {error}") from None
+        found = values.get("faults") if isinstance(values, dict) else values
+        if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
+            raise ConfigError("schedule file", str(path), "must hold a list of faults, each a table with the key fault and its settings")
+        return cls(faults=[make_fault(each) for each in found], hidden=hidden)
+
+    def occurrences(self, steps: int, seed: int, committed: int = 0) -> Iterator[Occurrence]:
+        yield from map(Occurrence, self.faults)
+
+
+class Surprise(Schedule, frozen=True, kw_only=True, tag="surprise"):
+    """One fault drawn at random, at a random moment, and hidden: look at the job, find out what it was, then ``reveal()``."""
+
+    within: float = 20.0
+    """Seconds in which it comes."""
+    hidden: bool = True
+
+    def __post_init__(self) -> None:
+        if type(self.within) not in (int, float) or not 0 <= self.within < math.inf:
+            raise self._wrong("within", self.within, "must be a finite number of seconds, 0 or more")
+
+    def occurrences(self, steps: int, seed: int, committed: int = 0) -> Iterator[Occurrence]:
+        draw = self._draw(seed)
+        kind = draw.choice([Kill, Hang, Wedge, RaiseException, CleanExit])
+        target = draw.choice(["trainer", "rollout", "rollout_manager", "request_manager", "task_runner"])
+        yield Occurrence(kind(target, after=draw.uniform(0.0, self.within)))
+
+
+AnySchedule = Union[AtStep, EveryNSteps, PaperFrequency, Poisson, FaultList, Surprise]
+SCHEDULES: dict[str, type[Schedule]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnySchedule)}
+
+
+def make_schedule(values: Mapping[str, Any]) -> Schedule:
+    """From plain values, ``schedule`` naming the kind. Raises ConfigError."""
+    name = values.get("schedule")
+    if name not in SCHEDULES:
+        raise ConfigError("schedule", name, f"must be one of {', '.join(SCHEDULES)}")
+    return converted(values, SCHEDULES[str(name)], str(name))

@@ -1,0 +1,256 @@
+"""The book of faults: each stage by what the log shows, whatever the order in which emitters reach it, and nothing by what it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from story import Story
+
+from robustrl.core import events as ev
+from robustrl.core.audit import audit
+from robustrl.core.fault_book import FaultView
+from robustrl.core.roles import RoleState
+from robustrl.core.run_state import RunState
+from robustrl.faults.handle import html_fault
+
+KILLED = {"signal": "SIGKILL", "process": "gone", "ago": 0.01}
+
+
+def plan(story: Story, t: float, kind: str = "kill", number: int = 1, **fields: Any) -> None:
+    values = {"target": "rollout-0", "when": "now", "benign": False, "options": {}} | fields
+    story.at(t, ev.FaultPlanned(fault=number, kind=kind, **values))
+
+
+def hit(story: Story, t: float, role: str = "rollout-0", proof: dict[str, Any] = KILLED, number: int = 1, phase: str = "decode") -> None:
+    life = story.life[role]
+    story.at(t, ev.FaultInjected(fault=number, role=role, incarnation=life, node="node-0", pid=7, phase=phase, step=1, proof=proof))
+
+
+def verdict(story: Story, t: float, role: str = "rollout-0", kind: str = "failed", rule: str = "exited") -> None:
+    event = ev.Verdict(
+        role=role,
+        incarnation=story.life[role],
+        kind=kind,
+        rule=rule,
+        evidence={"pid": 7},
+        threshold=0.0,
+        due=t,
+        seen=t,
+        onset=t,
+        blind_spot="",
+    )
+    story.at(t, event)
+
+
+def book(story: Story, number: int = 1) -> FaultView:
+    return RunState.of(story.entries).faults[number]
+
+
+def test_a_kill_from_its_plan_to_its_confirmation() -> None:
+    story = Story()
+    plan(story, 101.0)
+    assert book(story).stage == "planned"
+    hit(story, 102.01)
+    assert book(story).stage == "injected" and book(story).injected == pytest.approx(102.0)
+    story.at(102.02, ev.ProcessExited(role="rollout-0", incarnation=1, pid=7, cause="pidfd", last_lines=[]))
+    assert book(story).stage == "injected", "that it is gone is not yet a verdict"
+    verdict(story, 102.05)
+    view = book(story)
+    assert view.stage == "detected" and view.detected is not None and view.detected.delay == pytest.approx(0.05)
+    story.becomes(102.05, "rollout-0", RoleState.FAILED)
+    story.starts(104.0, "rollout-0")
+    story.ready(106.0, "rollout-0")
+    assert book(story).stage == "recovered" and book(story).recovered == 106.0
+    story.sample(106.5, "rollout-0", "decode", progress=0)
+    assert book(story).stage == "recovered", "healthy and idle is no progress"
+    story.sample(107.0, "rollout-0", "decode", progress=5)
+    view = book(story)
+    assert view.stage == "confirmed" and view.confirmed == 107.0 and view.settled
+    row = view.row()
+    assert (row["hit"], row["rule"], row["detected_s"], row["recovered_s"], row["confirmed_s"]) == ("rollout-0", "exited", 0.05, 4.0, 5.0)
+    assert "confirmed +5.00 s" in html_fault(view) and "SIGKILL" in html_fault(view)
+
+
+def test_what_is_logged_ahead_of_its_cause_counts_all_the_same() -> None:
+    """The node agent reports the exit, and the supervisor its verdict, before the one who killed has written his proof."""
+    story = Story()
+    plan(story, 101.0)
+    story.at(102.0, ev.ProcessExited(role="rollout-0", incarnation=1, pid=7, cause="pidfd", last_lines=[]))
+    verdict(story, 102.005)
+    hit(story, 102.01, proof=KILLED | {"ago": 0.011})
+    view = book(story)
+    assert view.stage == "detected" and view.detected is not None and view.detected.delay == pytest.approx(0.006)
+
+
+def test_a_verdict_about_another_life_or_from_before_is_none_about_this_fault() -> None:
+    story = Story()
+    verdict(story, 100.5, kind="suspect", rule="no_tokens")
+    plan(story, 101.0, kind="hang")
+    hit(story, 102.0, proof={"process": "T"})
+    verdict(story, 102.5, role="rollout-1")
+    assert book(story).stage == "injected" and book(story).suspected is None
+    verdict(story, 105.0, kind="suspect", rule="no_tokens")
+    assert book(story).suspected is not None and book(story).stage == "injected"
+    verdict(story, 108.0, rule="heartbeat")
+    assert book(story).detected is not None and book(story).detected.rule == "heartbeat"  # type: ignore[union-attr]
+
+
+def test_a_freeze_that_nobody_minds_is_over_and_settled() -> None:
+    story = Story()
+    plan(story, 101.0, kind="freeze", benign=True)
+    hit(story, 102.0, proof={"process": "T"})
+    story.at(103.0, ev.FaultEnded(fault=1, outcome="over", reason="it goes on"))
+    view = book(story)
+    assert view.settled and not view.false_alarm and view.stage == "injected" and view.outcome == "over"
+    assert "nobody took it for a failure" in html_fault(view)
+    verdict(story, 103.5)
+    assert book(story).false_alarm
+
+
+def test_a_hang_that_ends_in_time_is_confirmed_in_the_same_life() -> None:
+    story = Story()
+    plan(story, 101.0, kind="hang")
+    hit(story, 102.0, proof={"process": "T"})
+    verdict(story, 105.0, kind="suspect", rule="no_tokens")
+    story.becomes(105.0, "rollout-0", RoleState.SUSPECT)
+    story.at(106.0, ev.FaultEnded(fault=1, outcome="over", reason="it goes on"))
+    assert not book(story).settled, "it was seen unhealthy: it has to come back"
+    story.becomes(106.5, "rollout-0", RoleState.HEALTHY)
+    for t, tokens in ((106.6, 3), (106.7, 9)):
+        story.sample(t, "rollout-0", "decode", progress=tokens)
+    assert book(story).confirmed == 106.7 and book(story).hits[0].life == 1
+
+
+@pytest.mark.parametrize("outcome", ["refused", "aborted", "vanished", "not_fired"])
+def test_one_that_never_fired_is_settled(outcome: str) -> None:
+    story = Story()
+    plan(story, 101.0)
+    story.at(102.0, ev.FaultEnded(fault=1, outcome=outcome, reason="because"))
+    view = book(story)
+    assert view.settled and view.stage == "planned" and view.row()["outcome"] == outcome and "because" in html_fault(view)
+
+
+def test_a_hidden_one_shows_nothing_until_it_is_revealed() -> None:
+    story = Story()
+    plan(story, 101.0, hidden=True)
+    hit(story, 102.0)
+    row = book(story).row()
+    assert row["fault"] == 1 and {row["kind"], row["target"], row["stage"]} == {"hidden"} and "hit" not in row
+    assert "kill" not in html_fault(book(story)) and "rollout" not in html_fault(book(story))
+    story.at(110.0, ev.FaultRevealed(fault=1, guess="a hang of rollout-0"))
+    assert book(story).row()["kind"] == "kill" and book(story).guess == "a hang of rollout-0"
+
+
+def test_a_supervisor_cannot_judge_its_own_death_and_a_node_agent_shows_progress_by_its_samples() -> None:
+    story = Story((*("supervisor", "trainer-0", "rollout-0", "rollout-1"), "node_agent-0"))
+    plan(story, 101.0, target="supervisor")
+    hit(story, 102.0, role="supervisor")
+    story.at(102.02, ev.ProcessExited(role="supervisor", incarnation=1, pid=7, cause="Ray: ActorDiedError", last_lines=[]))
+    detected = book(story).detected
+    assert detected is not None and detected.rule == "exit seen by the host"
+    plan(story, 103.0, number=2, target="node_agent-0")
+    hit(story, 104.0, role="node_agent-0", number=2)
+    story.exits(104.1, "node_agent-0")
+    story.starts(105.0, "node_agent-0")
+    story.ready(106.0, "node_agent-0")
+    sample = ev.RoleSample(role="rollout-0", incarnation=1, phase="decode", progress=1, pending=1, step=0, version=0, loop_age=0.0, cpu=0.0)
+    story.at(106.1, sample, source="node_agent-0", incarnation=1)
+    assert book(story, 2).confirmed is None, "a former life's late word"
+    story.at(106.2, sample, source="node_agent-0", incarnation=2)
+    assert book(story, 2).confirmed == 106.2
+
+
+def test_damaged_weights_are_seen_by_who_pulls_them() -> None:
+    story = Story()
+    plan(story, 101.0, kind="corrupt_weights")
+    hit(story, 102.0, proof={"bytes": 64})
+    story.at(103.0, ev.PullDiscarded(target="rollout-1", version=3, bytes=10, reason="chunk 0: checksum 1, the manifest says 2"))
+    view = book(story)
+    assert view.detected is not None and view.detected.kind == "reported" and view.stage == "detected"
+    pull = ev.PullCommitted(source="state_keeper-0", target="rollout-1", incarnation=1, version=3, digest="d", bytes=1, seconds=0.1,
+                            commit_seconds=0.1, transport="shm", lag=1, probe_gap=0.0, address="")  # fmt: skip
+    story.at(104.0, pull)
+    assert book(story).confirmed == 104.0
+
+
+# -- the audit -
+
+
+def findings(story: Story, *rules: str) -> list[str]:
+    return [finding.text for finding in audit(story.entries) if finding.rule in (rules or ("faults", "verdicts"))]
+
+
+def killed(t: float = 102.0) -> Story:
+    story = Story()
+    plan(story, 101.0)
+    hit(story, t)
+    story.at(t + 0.02, ev.ProcessExited(role="rollout-0", incarnation=1, pid=7, cause="pidfd", last_lines=[]))
+    verdict(story, t + 0.05)
+    return story
+
+
+def test_a_run_whose_faults_fired_passes() -> None:
+    story = killed()
+    story.ends(150.0)
+    assert findings(story) == []
+
+
+def test_what_a_fault_claims_and_the_log_does_not_show() -> None:
+    story = Story()
+    for number, (kind, proof, phase) in enumerate(
+        [("kill", {"process": "S"}, "decode"), ("hang", {"process": "S"}, "decode"), ("wedge", {}, "decode")], 1
+    ):
+        plan(story, 101.0, kind=kind, number=number)
+        hit(story, 102.0, number=number, proof=proof, phase=phase)
+    plan(story, 103.0, kind="hang", number=4, options={"phase": "pull"})
+    hit(story, 104.0, number=4, proof={"process": "T"})
+    plan(story, 105.0, number=5)
+    plan(story, 106.0, number=7)
+    story.at(107.0, ev.FaultEnded(fault=7, outcome="not_fired", reason="it did not"))
+    story.at(108.0, ev.FaultEnded(fault=9, outcome="over", reason=""))
+    story.ends(150.0)
+    text = "\n".join(findings(story))
+    for part in (
+        "fault 1 (kill) on rollout-0 incarnation 1 has no proof",
+        "fault 1 (kill) on rollout-0 incarnation 1: the log knows of no end of that process",
+        "fault 2 (hang) on rollout-0 incarnation 1 has no proof",
+        "fault 3 (wedge) on rollout-0 incarnation 1 has no proof",
+        "fault 4 (hang) on rollout-0 incarnation 1 was meant for the phase pull and struck in decode",
+        "fault 5 (kill) was ordered, and the log does not say what became of it",
+        "fault 7 was planned after fault 5",
+        "fault 7 did not fire: it did not",
+        "fault 9 was never planned",
+    ):
+        assert part in text
+
+
+def test_a_fault_just_before_the_end_may_lack_its_effect_but_not_its_proof() -> None:
+    story = Story()
+    plan(story, 101.0)
+    hit(story, 102.0)
+    story.ends(103.0, "stopped")
+    assert findings(story) == []
+
+
+def test_a_verdict_without_a_cause_or_evidence_or_out_of_order() -> None:
+    story = Story()
+    verdict(story, 102.0)
+    event = ev.Verdict(
+        role="rollout-1",
+        incarnation=1,
+        kind="failed",
+        rule="silent",
+        evidence={},
+        threshold=0.0,
+        due=103.0,
+        seen=102.5,
+        onset=101.0,
+        blind_spot="",
+    )
+    story.at(103.0, event)
+    verdict(story, 104.0, role="trainer-0", kind="doomed", rule="silent")
+    text = "\n".join(findings(story, "verdicts"))
+    assert "by rule exited, about rollout-0 incarnation 1: the log does not hold what it rests on" in text
+    assert "by rule silent, about rollout-1 incarnation 1: without evidence" in text and "out of order" in text
+    assert "doomed by rule silent" in text

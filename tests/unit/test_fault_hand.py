@@ -1,0 +1,251 @@
+"""What faults do to real processes, without a job: signals at the very phase, proofs, and what is left when they are called off."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robustrl.core import events as ev
+from robustrl.core.roles import Phase
+from robustrl.faults.disturbance import Disturbance, InjectedError
+from robustrl.faults.hand import Hand
+from robustrl.faults.orders import Order
+from robustrl.runtime.processes import ProcessId, process_state, read_start_ticks
+from robustrl.runtime.status_page import StatusPage
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+class Bench:
+    """A hand, a status page, and what was emitted."""
+
+    def __init__(self, tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+        self.said: queue.Queue[ev.Event] = queue.Queue()
+        self.hand = Hand(self.said.put)
+        self.tmp, self.pid = tmp_path, process.pid
+        self.page = StatusPage.create(tmp_path / "page", incarnation=1, pid=process.pid)
+        self.process = ProcessId(process.pid, read_start_ticks(process.pid))
+
+    def order(self, kind: str, role: str = "rollout-0", **fields: Any) -> Order:
+        folder = str(self.tmp / "faults")
+        return Order(
+            fault=1, kind=kind, role=role, incarnation=1, node="node-0", pid=self.pid, page=str(self.tmp / "page"), folder=folder, **fields
+        )
+
+    def strike(self, order: Order) -> None:
+        self.hand.strike(order, self.process)
+
+    def next(self) -> Any:
+        return self.said.get(timeout=5)
+
+    def state(self, wanted: str) -> None:
+        deadline = time.monotonic() + 3
+        while process_state(self.pid) not in wanted and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert process_state(self.pid) in wanted
+
+
+@pytest.fixture
+def bench(tmp_path: Path, victim: subprocess.Popen[bytes]) -> Bench:
+    return Bench(tmp_path, victim)
+
+
+def test_a_kill_proves_that_the_process_is_gone(bench: Bench) -> None:
+    bench.strike(bench.order("kill"))
+    hit = bench.next()
+    assert (hit.pid, hit.proof["process"], hit.proof["signal"]) == (bench.pid, "gone", "SIGKILL") and 0 <= hit.proof["ago"] < 1
+
+
+def test_a_hang_for_a_time_goes_on_by_itself(bench: Bench) -> None:
+    bench.strike(bench.order("hang", options={"seconds": 0.2}))
+    assert bench.next().proof["process"] == "T"
+    end = bench.next()
+    assert (end.outcome, end.fault) == ("over", 1)
+    bench.state("SR")
+
+
+def test_a_phase_is_waited_for_and_hit_for_certain(bench: Bench) -> None:
+    """The page changes every millisecond or so: what is reported is what it says while the process cannot change it."""
+    bench.page.phase = Phase.DECODE
+    bench.strike(bench.order("hang", phase="pull"))
+    time.sleep(0.05)
+    assert bench.said.empty() and process_state(bench.pid) in "SR"
+    bench.page.phase = Phase.PULL
+    hit = bench.next()
+    assert hit.phase == "pull" and hit.proof["process"] == "T"
+    bench.state("T")
+
+
+def test_a_trainers_step_is_waited_for(bench: Bench) -> None:
+    bench.page.update(step=2)
+    bench.page.phase = Phase.TRAIN
+    bench.strike(bench.order("kill", role="trainer-0", phase="train", step=3))
+    time.sleep(0.05)
+    assert bench.said.empty()
+    bench.page.update(step=3)
+    assert bench.next().step == 3
+
+
+def test_calling_off_sets_a_stopped_process_free_and_stops_one_that_waits(bench: Bench) -> None:
+    order = bench.order("hang")
+    bench.strike(order)
+    bench.next()
+    bench.state("T")
+    bench.hand.call_off(1, order.folder, bench.process)
+    bench.state("SR")
+    assert order.off.exists()
+    bench.page.phase = Phase.DECODE
+    bench.strike(bench.order("kill", phase="pull"))
+    bench.page.phase = Phase.PULL
+    time.sleep(0.05)
+    assert bench.said.empty() and process_state(bench.pid) in "SR", "the same fault is not done again"
+
+
+def test_slow_runs_part_of_the_time_and_leaves_the_process_running(bench: Bench) -> None:
+    bench.strike(bench.order("slow", options={"seconds": 0.4, "share": 0.3, "period": 0.05}))
+    assert bench.next().proof["process"] == "T"
+    states = set()
+    while bench.said.empty():
+        states.add(process_state(bench.pid))
+        time.sleep(0.003)
+    assert "T" in states and states & {"S", "R"} and bench.next().outcome == "over"
+    bench.state("SR")
+
+
+def test_a_target_that_vanishes_leaves_no_thread(bench: Bench, victim: subprocess.Popen[bytes]) -> None:
+    bench.strike(bench.order("kill", phase="pull"))
+    victim.kill()
+    victim.wait()
+    deadline = time.monotonic() + 3
+    while any(thread.name == "fault-1" for thread in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(thread.name == "fault-1" for thread in threading.enumerate()) and bench.said.empty()
+
+
+# -- what a role does to itself -
+
+
+class Inside(Bench):
+    def __init__(self, tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(tmp_path, process)
+        self.disturbance = Disturbance(self.page, self.said.put, lambda timeout: None)
+
+
+@pytest.fixture
+def inside(tmp_path: Path, victim: subprocess.Popen[bytes]) -> Inside:
+    return Inside(tmp_path, victim)
+
+
+def test_an_exception_is_raised_at_its_phase_and_step_by_the_work_loop(inside: Inside) -> None:
+    inside.disturbance.arm(inside.order("exception", role="trainer-0", phase="optimizer", step=2, options={"text": "boom"}))
+    inside.page.phase = Phase.OPTIMIZER
+    for step, place in ((1, Phase.OPTIMIZER), (2, Phase.TRAIN)):
+        inside.page.step = step
+        inside.disturbance.pass_by(place)
+    assert inside.said.empty()
+    with pytest.raises(InjectedError, match="fault 1: boom"):
+        inside.disturbance.pass_by(Phase.OPTIMIZER)
+    hit = inside.next()
+    assert (hit.phase, hit.step, hit.proof["raised"], hit.pid) == ("optimizer", 2, "InjectedError", inside.pid)
+    inside.disturbance.pass_by(Phase.OPTIMIZER)  # once
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_wedge_ends_when_it_is_called_off(inside: Inside, busy: bool) -> None:
+    order = inside.order("wedge", options={"seconds": 0.0, "busy": busy})
+    inside.disturbance.arm(order)
+    stuck = threading.Thread(target=inside.disturbance.pass_by, args=(Phase.DECODE,), name="engine", daemon=True)
+    stuck.start()
+    assert inside.next().proof == {"thread": "engine", "place": "decode", "busy": busy}
+    stuck.join(0.2)
+    assert stuck.is_alive()
+    inside.hand.call_off(1, order.folder, None)
+    stuck.join(2)
+    assert not stuck.is_alive() and inside.said.empty(), "its end is the caller's to write"
+
+
+def test_a_delay_happens_where_it_would_and_is_over(inside: Inside) -> None:
+    inside.disturbance.arm(inside.order("long_checkpoint", role="trainer-0", options={"seconds": 0.1}))
+    inside.disturbance.pass_by(Phase.TRAIN)
+    assert inside.said.empty()
+    began = time.monotonic()
+    inside.disturbance.pass_by(Phase.SNAPSHOT)
+    assert time.monotonic() - began >= 0.1
+    assert inside.next().proof["place"] == "snapshot" and inside.next().outcome == "over"
+
+
+def test_held_tokens(inside: Inside) -> None:
+    assert not inside.disturbance.holds("rollout-0")
+    inside.disturbance.arm(inside.order("long_first_token", options={"seconds": 0.1}))
+    inside.disturbance.pass_by(Phase.DECODE)
+    assert not inside.disturbance.holds("rollout-1") and inside.said.empty()
+    began = time.monotonic()
+    while inside.disturbance.holds("rollout-0"):
+        time.sleep(0.005)
+    assert 0.1 <= time.monotonic() - began < 1.0
+    assert inside.next().proof["held"] == "tokens" and inside.next().outcome == "over"
+
+
+def test_a_first_compile_waits_for_work(inside: Inside) -> None:
+    inside.disturbance.arm(inside.order("first_compile", options={"seconds": 0.02}))
+    inside.disturbance.pass_by(Phase.WAITING_REQUEST, working=False)
+    assert inside.said.empty()
+    inside.disturbance.pass_by(Phase.PREFILL)
+    assert inside.next().proof["place"] == "prefill"
+
+
+def test_damage_is_done_in_the_loop_and_counted(inside: Inside) -> None:
+    kept = bytearray(1000)
+    order = inside.order("corrupt_weights", in_loop=True)
+    inside.disturbance.arm(order)
+    assert inside.disturbance.strike_in_loop(order, lambda: memoryview(kept))
+    assert inside.next().proof == {"bytes": 64, "at": 500, "of": 1000} and kept.count(0xFF) == 64
+
+
+_MEMORY = """
+import sys
+from pathlib import Path
+from robustrl.faults.disturbance import Disturbance
+from robustrl.faults.orders import Order
+from robustrl.runtime.status_page import StatusPage
+page = StatusPage.create(sys.argv[1], incarnation=1, pid=1)
+order = Order(fault=1, kind="memory_exhaustion", role="rollout-0", incarnation=1, node="node-0", pid=1, page=sys.argv[1],
+              folder=str(Path(sys.argv[1]).parent), options={"room_mb": 64})
+said = []
+disturbance = Disturbance(page, said.append, lambda timeout: None)
+disturbance.arm(order)
+try:
+    disturbance.pass_by("decode")
+except MemoryError as error:
+    proof = said[0].proof
+    print(proof["raised"], 32 << 20 < proof["allocated"] <= 64 << 20, error)
+"""
+
+
+def test_memory_runs_out_inside_a_limit(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", _MEMORY, str(tmp_path / "page")], capture_output=True, text=True, timeout=30)
+    assert done.stdout.startswith("MemoryError True fault 1: RLIMIT_AS of"), done.stdout + done.stderr
+
+
+_EXIT = _MEMORY.replace("memory_exhaustion", "clean_exit").replace("said = []", "said = []; import atexit")
+
+
+def test_a_clean_exit_has_status_0(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _EXIT + "print('still here')", str(tmp_path / "page")], capture_output=True, text=True, timeout=30
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
