@@ -51,15 +51,15 @@ class Disturbance:
                 self._strike(order, place)
                 return
 
-    def strike_in_loop(self, order: Order, stored: Callable[[], memoryview]) -> bool:
-        """The fault, in the event loop that calls this; False: its phase is not there yet. ``stored``: what there is to damage."""
+    def strike_in_loop(self, order: Order, stored: Callable[[str], memoryview]) -> bool:
+        """The fault, in the event loop that calls this; False: its phase is not there yet. ``stored(kind)``: what that kind damages."""
         if self._off(order):
             return True
         if order.phase not in ("", self._page.phase):
             return False
         self._orders.remove(order)
         if order.kind.startswith("corrupt"):
-            self._corrupt(order, stored())
+            self._corrupt(order, stored(order.kind))
         else:
             self._strike(order, self._page.phase)
         return True

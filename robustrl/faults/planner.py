@@ -25,6 +25,8 @@ from .schedules import Occurrence, Schedule
 
 _GRACE = 2.0
 """Seconds after its target's end in which a fault may still prove that it was the cause."""
+_OVERWRITTEN = 2
+"""Optimizer steps after which a copy of weights or snapshot has been replaced."""
 _LIVE = (RoleState.HEALTHY, RoleState.SUSPECT)
 
 
@@ -81,13 +83,15 @@ class Planner:
     """Kept up to date by its owner; its book tells which faults there are."""
     _waiting: dict[int, _Waiting] = field(default_factory=dict)
     _armed: dict[int, _Armed] = field(default_factory=dict)
+    _damaged: dict[int, int] = field(default_factory=dict)
+    """Fault that damaged bytes -> last committed step when it did."""
     _series: dict[str, _Series] = field(default_factory=dict)
     _numbers: int = 0
 
     @property
     def idle(self) -> bool:
         """Nothing waits for its moment or its proof."""
-        return not self._waiting and not self._armed and all(series.stopped for series in self._series.values())
+        return not self._waiting and not self._armed and not self._damaged and all(series.stopped for series in self._series.values())
 
     @property
     def book(self) -> FaultBook:
@@ -201,6 +205,10 @@ class Planner:
         for number in list(self._armed):
             if (ended := self._look_after(number, now)) is not None:
                 done.append(ended)
+        for number, step in list(self._damaged.items()):
+            if self.state.step >= step + _OVERWRITTEN:
+                del self._damaged[number]
+                done.append(ev.FaultEnded(fault=number, outcome="over", reason=f"step {self.state.step} was written over the damage"))
         for waiting in list(self._waiting.values()):
             if waiting.due is None:
                 waiting.due = self._due(waiting)
@@ -242,6 +250,8 @@ class Planner:
             return None
         if view.hits or view.outcome:
             del self._armed[number]
+            if view.kind in ("corrupt_weights", "corrupt_snapshot") and not view.outcome:
+                self._damaged[number] = self.state.step
             return None
         role = self.state.roles[armed.role]
         if role.incarnation == armed.incarnation and not role.exited:

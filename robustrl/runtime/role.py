@@ -209,8 +209,8 @@ class Role:
         while not self.disturbance.strike_in_loop(order, self.stored):
             await asyncio.sleep(_PHASE_LOOK)
 
-    def stored(self) -> memoryview:
-        """Bytes that this role keeps for others and that a fault may damage. Raises RobustRLError without any."""
+    def stored(self, fault: str) -> memoryview:
+        """What this role keeps for others and a fault of this kind is to damage. Raises RobustRLError without any."""
         raise RobustRLError(f"{self.spec.role} keeps nothing for others")
 
     def choose_transport(self) -> None:

@@ -248,7 +248,7 @@ class Rollout(Role):
             self._server.retire(before.manifest.version)
             self._puller.recycle(before.buffer)
 
-    def stored(self) -> memoryview:
+    def stored(self, fault: str) -> memoryview:
         """What this relay serves."""
         if self._pulled is None:
             raise RobustRLError(f"{self.spec.role} serves no version yet")

@@ -184,12 +184,13 @@ class StateKeeper(Role):
             )
         )
 
-    def stored(self) -> memoryview:
-        """The committed recovery state; the weights are in front of it, and served."""
+    def stored(self, fault: str) -> memoryview:
+        """The committed weights, which are served, or the recovery state behind them."""
         if self._committed is None:
             raise RobustRLError(f"{self.spec.role} has nothing committed yet")
-        slot, array = self._slots[self._committed.slot], self._arrays[self._committed.slot]
-        return memoryview(array[slot.weights_bytes : slot.weights_bytes + self._committed.state_length])
+        split = self._slots[self._committed.slot].weights_bytes
+        array = self._arrays[self._committed.slot]
+        return memoryview(array[:split] if fault == "corrupt_weights" else array[split : split + self._committed.state_length])
 
     async def committed(self) -> tuple[Snapshot, list[Slot]] | None:
         """The last committed optimizer step and where it lies; None before the first."""

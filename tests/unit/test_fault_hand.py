@@ -212,7 +212,7 @@ def test_damage_is_done_in_the_loop_and_counted(inside: Inside) -> None:
     kept = bytearray(1000)
     order = inside.order("corrupt_weights", in_loop=True)
     inside.disturbance.arm(order)
-    assert inside.disturbance.strike_in_loop(order, lambda: memoryview(kept))
+    assert inside.disturbance.strike_in_loop(order, lambda kind: memoryview(kept))
     assert inside.next().proof == {"bytes": 64, "at": 500, "of": 1000} and kept.count(0xFF) == 64
 
 

@@ -17,6 +17,7 @@ from robustrl.errors import ConfigError, RobustRLError
 from robustrl.faults import (
     AtStep,
     CleanExit,
+    CorruptSnapshot,
     EveryNSteps,
     Fault,
     FaultList,
@@ -182,6 +183,19 @@ def test_nothing_stays_stuck_when_the_target_vanishes() -> None:
     stage.strikes(104.5)
     assert stage.ended[0].outcome == "vanished" and "trainer-0 incarnation 1 ended before it struck" in stage.ended[0].reason
     assert stage.planner.idle
+
+
+def test_damage_is_over_once_it_is_overwritten() -> None:
+    stage = Stage(Story(("supervisor", "trainer-0", "rollout-0", "rollout-1", "state_keeper-0"), steps=20))
+    stage.story.commit(101.0, 0)
+    stage.plan(CorruptSnapshot("state_keeper"), 101.0)
+    assert stage.strikes(101.0) == [(1, "state_keeper-0")]
+    stage.hit(101.1, 1, "state_keeper-0")
+    for step in (1, 2):
+        assert stage.strikes(101.0 + step) == [] == stage.ended
+        stage.story.commit(101.0 + step, step)
+    stage.strikes(104.0)
+    assert (stage.ended[0].outcome, stage.ended[0].reason) == ("over", "step 2 was written over the damage") and stage.planner.idle
 
 
 def test_calling_off() -> None:
