@@ -159,10 +159,19 @@ def test_a_first_compile_is_given_its_grace(job: Job) -> None:
 
 
 def test_damaged_weights_are_refused_by_who_pulls_them(job: Job) -> None:
-    handle = job.inject(CorruptWeights("state_keeper-0"))
-    wait_for("the proof", lambda: handle.view.hits)
-    assert handle.view.hits[0].proof["bytes"] == 64
-    job.wait(step=job.step + 2, timeout=120)
+    """No step is made meanwhile, so that nothing is pulled but what is damaged."""
+    job.pause()
+    step = job.step + 1
+    wait_for("the step under way, at both rollouts", lambda: {job.roles[f"rollout-{i}"].version for i in (0, 1)} == {step})
+    damaged = [job.inject(CorruptWeights("rollout-0")).wait("injected"), job.inject(CorruptWeights("state_keeper-0")).wait("injected")]
+    assert {handle.view.hits[0].proof["bytes"] for handle in damaged} == {64}
+    killed = job.inject(Kill("rollout-1"))
+    wait_for("the damage to be seen", lambda: any(handle.view.detected for handle in damaged))
+    job.resume()
+    killed.wait("confirmed")
+    seen = next(handle for handle in damaged if handle.view.detected)
+    assert seen.view.detected.rule == "checksum of a chunk"
+    wait_for("the damage to be written over", lambda: {handle.outcome for handle in damaged} == {"over"})
 
 
 def test_never_the_last_live_rollout(job: Job) -> None:

@@ -17,7 +17,10 @@ from robustrl.runtime.event_log import read_log
 from tests.live.conftest import assert_clean
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
-_SETTINGS = {"02_weight_resync": {"ROBUSTRL_PROFILE": "class", "ROBUSTRL_STEPS": "8"}}
+_SETTINGS = {
+    "02_weight_resync": {"ROBUSTRL_PROFILE": "class", "ROBUSTRL_STEPS": "8"},
+    "03_detect_and_inject": {"ROBUSTRL_PROFILE": "class", "ROBUSTRL_STEPS": "2"},
+}
 _OTHERS = {"ROBUSTRL_STEPS": "20"}
 """The engine is the reader's own, except where a lesson starts rollouts and starts them again."""
 _CELL_DEADLINE = 300
