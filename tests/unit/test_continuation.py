@@ -250,6 +250,7 @@ class _World:
         here.page = SimpleNamespace(update=lambda **_: None)
         here._tasks = set()
         here.die = lambda error: pytest.fail(str(error))
+        here.disturbance = SimpleNamespace(holds=lambda role: False)
 
         async def peer(role: str) -> Any:
             return self.rollouts.get(role) or _Peer(role, self._journal_call if role == "request_manager" else self._agent)
