@@ -20,7 +20,7 @@ from ..core.roles import Phase, RoleKind, RoleState
 from ..core.run_state import RoleView, RunState
 from ..core.thresholds import SECTION, Thresholds
 from ..errors import ConfigError, RobustRLError
-from .catalogue import NODE, Fault, Freeze, FullDisk, IdleRollout, NodeLoss, SlowTool
+from .catalogue import CATALOGUE, NODE, Fault, Freeze, FullDisk, IdleRollout, NodeLoss, SlowTool
 from .schedules import Occurrence, Schedule
 
 _GRACE = 2.0
@@ -302,7 +302,7 @@ class Planner:
         """Roles that a disabling fault has hit or is about to, and that are not back."""
         out = {armed.role for armed in self._armed.values() if armed.fault.disabling}
         for view in self.book.faults.values():
-            if not view.settled and not view.benign:
+            if not view.settled and CATALOGUE[view.kind].disabling:
                 out |= {hit.role for hit in view.hits if hit.healthy is None and not view.outcome}
         return out
 

@@ -127,8 +127,10 @@ def test_never_the_last_live_rollout_unless_asked() -> None:
     second = stage.plan(Kill("rollout"), 102.0)
     assert stage.strikes(102.0) == []
     assert stage.ended[0].fault == second and stage.ended[0].outcome == "refused" and "last live rollout" in stage.ended[0].reason
-    stage.plan(Slow("rollout", seconds=2), 103.0)
-    assert len(stage.strikes(103.0)) == 1, "that puts nobody out of service"
+    slow = stage.plan(Slow("rollout", seconds=2), 103.0)
+    [(_, slowed)] = stage.strikes(103.0)
+    stage.hit(103.0, slow, slowed)
+    assert slowed != victim, "one that is under no other fault"
     stage.plan(Kill("rollout", force=True), 104.0)
     assert len(stage.strikes(104.0)) == 1
     stage = Stage()
