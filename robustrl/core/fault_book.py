@@ -180,6 +180,8 @@ class FaultBook:
                         hit.unhealthy = hit.unhealthy or entry.t
             case ev.PullDiscarded() | ev.PullSourceSwitched() | ev.PullCommitted():
                 self._weights(entry.t, event)
+            case ev.WarningRaised() | ev.SnapshotCopied():
+                self._disk(entry.t, event)
             case ev.SnapshotRefused() | ev.SnapshotRestored() | ev.OptimizerStepCommitted():
                 self._snapshot(entry.t, event)
 
@@ -256,6 +258,16 @@ class FaultBook:
                     hit.healthy = hit.progressed = t
             elif hit.unhealthy is None and "checksum" in event.reason and t >= hit.t:
                 view.detected = Seen(t, event.target, 0, "reported", "checksum of a chunk", t - hit.t)
+                hit.unhealthy = t
+
+    def _disk(self, t: float, event: ev.WarningRaised | ev.SnapshotCopied) -> None:
+        """A full disk is seen by who writes to it, and over when something is written again."""
+        for view, hit in self._hits("full_disk"):
+            if isinstance(event, ev.SnapshotCopied):
+                if event.holder == "disk" and hit.unhealthy is not None and hit.healthy is None:
+                    hit.healthy = hit.progressed = t
+            elif hit.unhealthy is None and "no checkpoint" in event.text and t >= hit.t:
+                view.detected = Seen(t, hit.role, hit.incarnation, "reported", "a checkpoint that failed", t - hit.t)
                 hit.unhealthy = t
 
     def _snapshot(self, t: float, event: ev.SnapshotRefused | ev.SnapshotRestored | ev.OptimizerStepCommitted) -> None:

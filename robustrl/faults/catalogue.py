@@ -237,9 +237,13 @@ class CorruptSnapshot(Fault, frozen=True, kw_only=True, tag="corrupt_snapshot"):
 
 
 class FullDisk(_Timed, frozen=True, kw_only=True, tag="full_disk"):
-    """The folder of the run in which the copies of snapshots on disk lie is a full little tmpfs. Needs root."""
+    """For the trainer that writes checkpoints, their folder is a full little tmpfs. Needs root."""
 
-    by, kinds, disabling, foreign = "host", frozenset({RoleKind.STATE_KEEPER}), False, False
+    kinds, disabling, foreign = _TRAINER, False, False
+
+    @property
+    def role(self) -> str:
+        return str(RoleId(RoleKind.TRAINER, 0))
 
 
 class Partition(_Timed, frozen=True, kw_only=True, tag="partition"):

@@ -10,11 +10,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ..core import events as ev
 from ..core.roles import PHASES, Phase, RoleKind
 from ..runtime.status_page import StatusPage
+from . import disk
 from .orders import Order
 
 _LOOK = 0.02
@@ -26,7 +28,7 @@ _FLIPPED = 64
 _PLACE = {"slow_tool": "tool", "long_advantage": Phase.ADVANTAGE, "long_checkpoint": Phase.SNAPSHOT}
 """Where the benign ones strike, whatever phase was asked for."""
 _HELD = ("long_first_token", "idle_rollout")
-"""Held back as long as they last, see `holds`."""
+_DISK = "full_disk"
 
 
 class InjectedError(Exception):
@@ -46,7 +48,7 @@ class Disturbance:
     def pass_by(self, place: str, *, working: bool = True) -> None:
         """Called by the work loop at ``place``: a phase, or ``tool``. Strikes there, at most one fault at a time."""
         for order in list(self._orders):
-            if not order.in_loop and order.kind not in _HELD and self._fits(order, place, working):
+            if not order.in_loop and order.kind not in (*_HELD, _DISK) and self._fits(order, place, working):
                 self._orders.remove(order)
                 self._strike(order, place)
                 return
@@ -81,6 +83,23 @@ class Disturbance:
         del self._holding[role]
         self._over(order)
         return False
+
+    def disk(self, folder: Path) -> None:
+        """Called by who is about to write to ``folder``, in the thread that writes: a full disk begins here, and ends."""
+        for order in [order for order in self._orders if order.kind == _DISK and not self._off(order)]:
+            self._orders.remove(order)
+            try:
+                self._holding[_DISK] = (order, time.monotonic() + order.options["seconds"])
+                self._say(order, {"full": disk.fill(folder), "folder": folder.name, "thread": threading.current_thread().name})
+            except OSError as error:
+                del self._holding[_DISK]
+                self._emit(ev.FaultEnded(fault=order.fault, outcome="refused", reason=str(error)))
+        if _DISK in self._holding:
+            order, until = self._holding[_DISK]
+            if order.off.exists() or time.monotonic() >= until:
+                del self._holding[_DISK]
+                disk.free(folder)
+                self._over(order)
 
     def _fits(self, order: Order, place: str, working: bool) -> bool:
         wanted = _PLACE.get(order.kind, order.phase)

@@ -241,6 +241,40 @@ def test_memory_runs_out_inside_a_limit(tmp_path: Path) -> None:
     assert done.stdout.startswith("MemoryError True fault 1: RLIMIT_AS of"), done.stdout + done.stderr
 
 
+_DISK = """
+import errno, os, sys, threading
+from pathlib import Path
+from robustrl.faults import disk
+folder = Path(sys.argv[1])
+def writer():
+    try:
+        print("filled", disk.fill(folder))
+    except OSError as error:
+        print("refused", error)
+        return
+    try:
+        (folder / "checkpoint").write_bytes(bytes(9000))
+    except OSError as error:
+        print(errno.errorcode[error.errno], sorted(os.listdir(folder)))
+    disk.free(folder)
+    (folder / "checkpoint").write_bytes(bytes(9000))
+thread = threading.Thread(target=writer)
+thread.start()
+thread.join()
+print(sorted(os.listdir(folder)))
+"""
+
+
+def test_a_full_disk_is_the_writers_own_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "older").touch()
+    done = subprocess.run([sys.executable, "-c", _DISK, str(tmp_path)], capture_output=True, text=True, timeout=30)
+    lines = done.stdout.splitlines()
+    if lines[0].startswith("refused"):
+        pytest.skip(f"this machine does not allow it: {lines[0]}")
+    assert lines == ["filled 65536", "ENOSPC ['checkpoint', 'full']", "['checkpoint', 'older']"], done.stderr
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+
+
 _EXIT = _MEMORY.replace("memory_exhaustion", "clean_exit").replace("said = []", "said = []; import atexit")
 
 

@@ -239,10 +239,10 @@ REFUSED: list[tuple[Fault, dict[str, Any], str]] = [
     (NodeLoss("node-0"), {}, r"node_loss = 'node-0': needs a job of several nodes"),
     (NodeLoss("node-1"), {"address": "auto"}, r"node_loss = 'node-1': is refused on a cluster that this job did not start"),
     (MemoryExhaustion("trainer"), {"address": "auto"}, r"memory_exhaustion = 'trainer': is refused on a cluster"),
-    (FullDisk("state_keeper-0", seconds=3), {"address": "auto"}, r"full_disk = .* is refused on a cluster"),
+    (FullDisk(seconds=3), {"address": "auto"}, r"full_disk = .* is refused on a cluster"),
     (Kill("node_agent-0"), {"address": "auto"}, r"kill.target = 'node_agent-0': is refused with address="),
     (Partition("rollout", seconds=3), {}, r'partition = .* needs hosts="namespaces"'),
-    (FullDisk("state_keeper-0", seconds=3), {"root": False}, r"full_disk = .* needs root"),
+    (FullDisk(seconds=3), {"root": False}, r"full_disk = .* needs root"),
     (SlowTool(seconds=3), {}, r"slow_tool.target = '': the task 'arithmetic' has no tool"),
     (Freeze("rollout-0", seconds=3), {}, r"freeze.seconds = 3: is not below the limit in force, 3 s"),
 ]
