@@ -56,10 +56,10 @@ class _Waiting:
 @dataclass(slots=True)
 class _Armed:
     fault: Fault
-    role: str
-    incarnation: int
+    lives: dict[str, int]
+    """Target, and who has the order for it -> the life that is meant."""
     gone: float | None = None
-    """When its target was seen to have ended."""
+    """When one of them was seen to have ended."""
 
 
 @dataclass(slots=True)
@@ -222,9 +222,9 @@ class Planner:
                 continue
             if role is not None:
                 del self._waiting[waiting.number]
-                incarnation = self.state.roles[role].incarnation
-                self._armed[waiting.number] = _Armed(waiting.fault, role, incarnation)
-                done.append(Strike(waiting.number, waiting.fault, role, incarnation))
+                lives = {name: self.state.roles[name].incarnation for name in (role, self._carrier(waiting.fault, role))}
+                self._armed[waiting.number] = _Armed(waiting.fault, lives)
+                done.append(Strike(waiting.number, waiting.fault, role, lives[role]))
         return done
 
     def _due(self, waiting: _Waiting) -> float | None:
@@ -253,15 +253,24 @@ class Planner:
             if view.kind in ("corrupt_weights", "corrupt_snapshot") and not view.outcome:
                 self._damaged[number] = self.state.step
             return None
-        role = self.state.roles[armed.role]
-        if role.incarnation == armed.incarnation and not role.exited:
+        roles = self.state.roles
+        ended = [name for name, life in armed.lives.items() if roles[name].incarnation != life or roles[name].exited]
+        if not ended:
             return None
         armed.gone = now if armed.gone is None else armed.gone
         if now < armed.gone + _GRACE:
             return None
         del self._armed[number]
-        reason = f"{armed.role} incarnation {armed.incarnation} ended before it struck"
+        reason = f"{ended[0]} incarnation {armed.lives[ended[0]]} ended before it struck"
         return ev.FaultEnded(fault=number, outcome="vanished", reason=reason)
+
+    def _carrier(self, fault: Fault, role: str) -> str:
+        """The role that waits with the order until it can be done."""
+        if isinstance(fault, IdleRollout):
+            return str(RoleKind.ROLLOUT_MANAGER)
+        views = self.state.roles.values()
+        agents = [view.role for view in views if view.kind is RoleKind.NODE_AGENT and view.node == self.state.roles[role].node]
+        return agents[0] if fault.by == "agent" and agents else role
 
     def choose(self, fault: Fault, number: int) -> str | None:
         """Whom it is to hit now; None: nobody is there yet. Raises Refused."""
@@ -300,7 +309,7 @@ class Planner:
 
     def _under_fault(self) -> set[str]:
         """Roles that a disabling fault has hit or is about to, and that are not back."""
-        out = {armed.role for armed in self._armed.values() if armed.fault.disabling}
+        out = {next(iter(armed.lives)) for armed in self._armed.values() if armed.fault.disabling}
         for view in self.book.faults.values():
             if not view.settled and CATALOGUE[view.kind].disabling:
                 out |= {hit.role for hit in view.hits if hit.healthy is None and not view.outcome}
@@ -316,7 +325,7 @@ class Planner:
         if self._waiting.pop(number, None) is not None:
             return None
         if armed := self._armed.get(number):
-            return armed.role, armed.incarnation
+            return next(iter(armed.lives.items()))
         if view.outcome:
             raise RobustRLError(f"fault {number} ({view.kind}) has ended already: {view.outcome}")
         hit = view.hits[0]
@@ -342,7 +351,7 @@ class Planner:
             view = self.book.faults.get(number)
             if view is not None and not view.hits and not view.outcome:
                 outcome = "not_fired" if status == "done" else "aborted"
-                events.append(ev.FaultEnded(fault=number, outcome=outcome, reason=f"the run ended before {armed.role} was hit"))
+                events.append(ev.FaultEnded(fault=number, outcome=outcome, reason=f"the run ended before {next(iter(armed.lives))} was hit"))
         return events
 
 

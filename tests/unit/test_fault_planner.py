@@ -187,6 +187,16 @@ def test_nothing_stays_stuck_when_the_target_vanishes() -> None:
     assert stage.planner.idle
 
 
+def test_an_order_is_lost_with_who_has_it() -> None:
+    stage = Stage(Story(("supervisor", "trainer-0", "rollout-0", "rollout-1", "node_agent-0"), steps=20))
+    stage.plan(Hang("trainer", phase="publish"), 101.0)
+    assert stage.strikes(101.0) == [(1, "trainer-0")]
+    stage.story.exits(102.0, "node_agent-0")
+    for t in (102.0, 104.5):
+        assert stage.strikes(t) == []
+    assert stage.ended[0].outcome == "vanished" and "node_agent-0 incarnation 1 ended" in stage.ended[0].reason
+
+
 def test_damage_is_over_once_it_is_overwritten() -> None:
     stage = Stage(Story(("supervisor", "trainer-0", "rollout-0", "rollout-1", "state_keeper-0"), steps=20))
     stage.story.commit(101.0, 0)
