@@ -56,6 +56,7 @@ class _Waiting:
 @dataclass(slots=True)
 class _Armed:
     fault: Fault
+    role: str
     lives: dict[str, int]
     """Target, and who has the order for it -> the life that is meant."""
     gone: float | None = None
@@ -223,7 +224,7 @@ class Planner:
             if role is not None:
                 del self._waiting[waiting.number]
                 lives = {name: self.state.roles[name].incarnation for name in (role, self._carrier(waiting.fault, role))}
-                self._armed[waiting.number] = _Armed(waiting.fault, lives)
+                self._armed[waiting.number] = _Armed(waiting.fault, role, lives)
                 done.append(Strike(waiting.number, waiting.fault, role, lives[role]))
         return done
 
@@ -309,7 +310,7 @@ class Planner:
 
     def _under_fault(self) -> set[str]:
         """Roles that a disabling fault has hit or is about to, and that are not back."""
-        out = {next(iter(armed.lives)) for armed in self._armed.values() if armed.fault.disabling}
+        out = {armed.role for armed in self._armed.values() if armed.fault.disabling}
         for view in self.book.faults.values():
             if not view.settled and CATALOGUE[view.kind].disabling:
                 out |= {hit.role for hit in view.hits if hit.healthy is None and not view.outcome}
@@ -325,7 +326,7 @@ class Planner:
         if self._waiting.pop(number, None) is not None:
             return None
         if armed := self._armed.get(number):
-            return next(iter(armed.lives.items()))
+            return armed.role, armed.lives[armed.role]
         if view.outcome:
             raise RobustRLError(f"fault {number} ({view.kind}) has ended already: {view.outcome}")
         hit = view.hits[0]
@@ -351,7 +352,7 @@ class Planner:
             view = self.book.faults.get(number)
             if view is not None and not view.hits and not view.outcome:
                 outcome = "not_fired" if status == "done" else "aborted"
-                events.append(ev.FaultEnded(fault=number, outcome=outcome, reason=f"the run ended before {next(iter(armed.lives))} was hit"))
+                events.append(ev.FaultEnded(fault=number, outcome=outcome, reason=f"the run ended before {armed.role} was hit"))
         return events
 
 
