@@ -1,7 +1,7 @@
 """How fast a version reaches the rollouts, and what a death in the middle costs: UCX pulls beside gloo, a Ray store and ucx_perftest.
 
 First the table that says why weights move point to point: a receiver is killed in the middle of a sync. Then the fan-out through relays
-against a star, then the throughput of one pull. Ratios are between figures of one row, measured one after the other; seconds are medians.
+against a star, then the throughput of one pull. Ratios are between figures of one row, measured in turns; seconds are medians.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tests.benchmarks._report import Bench, Row
 from tests.benchmarks._sync_ours import Fleet
@@ -51,49 +50,48 @@ def death(receivers: int) -> Row:
 
 
 def fanout(receivers: int) -> Row:
-    """One source to all: through relays, and all from the source at once."""
+    """One source to all: through relays, and all from the source at once; in turns."""
     with Fleet("shm", SMALL, receivers, relay=True) as fleet:
         fleet.sync()
-        relays = [fleet.sync() for _ in range(REPEATS)]
-        star = [fleet.sync(star=True) for _ in range(REPEATS)]
+        both = [(fleet.sync(), fleet.sync(star=True)) for _ in range(REPEATS)]
+    relays, star = zip(*both, strict=True)
     return {"receivers": receivers, "bytes": SMALL, "relays_s": spread([one["seconds"] for one in relays]),
             "star_s": spread([one["seconds"] for one in star]), "copies_sent": max(one["copies"] for one in relays),
             "star_copies_sent": max(one["copies"] for one in star)}
 
 
 def one_pull(transport: str) -> Row:
-    """GiB/s of one receiver's pull of 512 MiB, and of what it is compared with."""
+    """GiB/s of one receiver's pull of 512 MiB and of what it is compared with: all in turns, as the machine's speed changes by the minute.
+
+    Ratios are medians over the rounds of the ratio within a round.
+    """
     gib = LARGE / 2**30
-    candidates = SETTINGS[transport]
-    with RayStore(LARGE, 1) as ray_store:
-        store = [gib / ray_store.sync() for _ in range(REPEATS)]
-    trials = {name: [perftest(settings, 64 * MIB, 16) for _ in range(3)] for name, settings in candidates.items()}
-    best = max(trials, key=lambda name: statistics.median(trials[name]))
-    with Fleet(transport, LARGE, 1, checked=False) as fleet:
-        fleet.sync()
-        raw = [fleet.sync() for _ in range(REPEATS)]
-    with Fleet(transport, LARGE, 1) as fleet:
-        fleet.sync()
-        checked = [fleet.sync() for _ in range(REPEATS)]
-    with Fleet(transport, LARGE, 1, tensors=200) as fleet:
-        fleet.sync()
-        model = [fleet.sync() for _ in range(REPEATS)]
-    trials[best] += [perftest(candidates[best], 64 * MIB, 16) for _ in range(REPEATS - 3)]
-    with Gloo(LARGE, 1) as group:
-        group.broadcast()
-        gloo = [gib / group.broadcast() for _ in range(REPEATS)]
+    settings = SETTINGS[transport]
+    rates: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {"source_cpu": [], "puller_cpu": []}
+    with RayStore(LARGE, 1) as store, Gloo(LARGE, 1) as group, Fleet(transport, LARGE, 1, checked=False) as raw, \
+            Fleet(transport, LARGE, 1) as checked, Fleet(transport, LARGE, 1, tensors=200) as model:
+        for number in range(1 + REPEATS):
+            found = {name: perftest(values, 64 * MIB, LARGE // (64 * MIB)) for name, values in settings.items()}
+            syncs = {"raw": raw.sync(), "checked": checked.sync(), "model": model.sync()}
+            found |= {name: gib / sync["seconds"] for name, sync in syncs.items()}
+            found |= {"gloo": gib / group.broadcast(), "ray": gib / store.sync()}
+            if number:  # the first warms up
+                for name, rate in found.items():
+                    rates.setdefault(name, []).append(rate)
+                for name, values in cpu.items():
+                    values.append(syncs["checked"][name] / gib)
+    best = max(settings, key=lambda name: statistics.median(rates[name]))
 
-    def rate(syncs: list[dict[str, Any]]) -> dict[str, float]:
-        return spread([gib / one["seconds"] for one in syncs])
+    def ratio(name: str, other: str) -> float:
+        return statistics.median(mine / theirs for mine, theirs in zip(rates[name], rates[other], strict=True))
 
-    perf, mine = statistics.median(trials[best]), rate(checked)["median"]
     return {
-        "transport": transport, "bytes": LARGE, "perftest": spread(trials[best]), "perftest_settings": best, "raw": rate(raw),
-        "checked": rate(checked), "model": rate(model), "gloo": spread(gloo), "ray": spread(store),
-        "raw_over_perftest": rate(raw)["median"] / perf, "checked_over_perftest": mine / perf,
-        "checked_over_gloo": mine / statistics.median(gloo), "checked_over_ray": mine / statistics.median(store),
-        "source_cpu_s_per_gib": statistics.median(one["source_cpu"] for one in checked) / gib,
-        "puller_cpu_s_per_gib": statistics.median(one["puller_cpu"] for one in checked) / gib,
+        "transport": transport, "bytes": LARGE, "perftest": spread(rates[best]), "perftest_settings": best,
+        **{name: spread(rates[name]) for name in ("raw", "checked", "model", "gloo", "ray")},
+        "raw_over_perftest": ratio("raw", best), "checked_over_perftest": ratio("checked", best),
+        "checked_over_gloo": ratio("checked", "gloo"), "checked_over_ray": ratio("checked", "ray"), "raw_over_gloo": ratio("raw", "gloo"),
+        **{f"{name}_s_per_gib": statistics.median(values) for name, values in cpu.items()},
     }
 
 
