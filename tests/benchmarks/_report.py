@@ -54,7 +54,9 @@ class Bench:
         if unknown := set(wanted) - set(self.names):
             parser.error(f"--rows {','.join(sorted(unknown))}: there are {', '.join(self.names)}")
         store = Path("runs", "bench", f"{self.name}.json")
-        if store.exists() and not options.fresh:
+        if options.fresh:
+            store.unlink(missing_ok=True)
+        if store.exists():
             saved = json.loads(store.read_text())
             if saved["machine"] == machine():
                 self.done = saved["rows"]
