@@ -46,11 +46,13 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--steps", type=int, help="optimizer steps (default: 60)")
     demo.add_argument("--seed", type=int)
     demo.add_argument("--json", action="store_true", help="print nothing but the JSON line")
+    demo.add_argument("--witness", action="store_true", help="let a process outside the job keep a log of its own (see audit --witness)")
     run = add("run", _run, "Run the job that a TOML or JSON file describes, with the names of JobConfig.")
     run.add_argument("config", type=Path, metavar="CONFIG")
     run.add_argument("--json", action="store_true", help="print nothing but the JSON line")
     audit = add("audit", _audit, "Check a run's log by itself; names the first violated rule.")
     audit.add_argument("run", type=Path, metavar="RUN", help="run directory, e.g. runs/latest, or its events.jsonl")
+    audit.add_argument("--witness", action="store_true", help="hold the log of the run's witness against it, too")
     export = add("export", _export, "Write a run's timeline as a trace for ui.perfetto.dev.")
     export.add_argument("run", type=Path, metavar="RUN", help="run directory, or its events.jsonl")
     export.add_argument("--perfetto", type=Path, required=True, metavar="FILE")
@@ -68,7 +70,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    settings = {"name": "demo", "profile": arguments.profile, "steps": arguments.steps, "seed": arguments.seed}
+    settings = {"name": "demo", "profile": arguments.profile, "steps": arguments.steps, "seed": arguments.seed,
+                "witness": arguments.witness or None}
     return _run_to_end({name: value for name, value in settings.items() if value is not None}, arguments.json)
 
 
@@ -113,8 +116,22 @@ def _audit(arguments: argparse.Namespace) -> int:
     if findings := audit(entries):
         print(f"{path}: violates {findings[0]}" + (f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""))
         return 1
+    if arguments.witness and not _witnessed(path, entries):
+        return 1
     print(f"{path}: {len(entries)} entries satisfy all {len(RULES)} rules: {', '.join(RULES)}")
     return 0
+
+
+def _witnessed(path: Path, entries: list[Any]) -> bool:
+    from .core.testimony import cross_check
+    from .runtime.witness import FILE, read_testimony
+
+    lines = read_testimony(path.parent)
+    if findings := cross_check(entries, lines):
+        print(f"{path}: against {FILE}: {findings[0].text}" + (f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""))
+        return False
+    print(f"{path.parent / FILE}: {len(lines)} lines of the witness agree with it")
+    return True
 
 
 def _export(arguments: argparse.Namespace) -> int:

@@ -92,6 +92,8 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Go on when the owner dies; None: only on an existing cluster."""
     thresholds: Literal["paper", "lab", "relative"] = "paper"
     """What the detector begins with: the paper's minutes, the lab's seconds, or multiples of a role's history; live: job.thresholds."""
+    witness: bool = False
+    """A process outside the job keeps a log of its own of what it sees on this machine; `robustrl audit RUN --witness` compares."""
     restarts: int = 3
     """Times that one role may be restarted; 0: a failed role ends the job."""
     evaluation_prompts: int = 256

@@ -25,6 +25,7 @@ from .runtime import processes, registry, wire
 from .runtime.registry import JobEntry
 
 _HOST = ("-m", "robustrl.runtime.host")
+_WITNESS = ("-m", "robustrl.runtime.witness")
 _STOP_CALL = 10.0
 _POLL = 0.1
 
@@ -94,7 +95,19 @@ def _start(config: JobConfig, pickled: bytes | None, replaces: str | None) -> Jo
     entry = JobEntry(name=config.name, run=run, run_dir=str(folder), host_pid=process.pid,
                      host_ticks=processes.read_start_ticks(process.pid), owner_pid=me.pid, owner_ticks=me.start_ticks, address=address)
     registry.write(entry)
+    if config.witness:
+        _start_witness(entry)
     return Job(entry, process)
+
+
+def _start_witness(entry: JobEntry) -> None:
+    """Without the run's mark: what cleans up after the job leaves it alone; it ends by itself."""
+    arguments = (entry.run, entry.run_dir, str(entry.host_pid), str(entry.host_ticks))
+    environment = {name: value for name, value in os.environ.items() if name != registry.RUN_VARIABLE}
+    with open(Path(entry.run_dir, "logs", "witness.log"), "ab") as output:
+        witness = subprocess.Popen([sys.executable, *_WITNESS, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                                   start_new_session=True, env=environment)  # fmt: skip
+    threading.Thread(target=witness.wait, name=f"robustrl-witness {entry.run}", daemon=True).start()
 
 
 def _write_private(path: Path, data: bytes) -> None:
