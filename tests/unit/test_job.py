@@ -67,7 +67,10 @@ def test_launch_returns_at_once_and_leaves_all_that_the_host_needs(start, tmp_pa
     assert (note["run"], note["owner_pid"], note["keep_alive"], note["replaces"]) == (job.run, os.getpid(), False, None)
     host = registry.find("alpha")
     assert os.getsid(host.host_pid) == host.host_pid != os.getsid(0)
-    assert f"ROBUSTRL_RUN={job.run}".encode() in Path(f"/proc/{host.host_pid}/environ").read_bytes().split(b"\0")
+    environment = Path(f"/proc/{host.host_pid}/environ")
+    while not environment.read_bytes() and time.monotonic() < begin + 10:  # empty for a moment while a process is being replaced by exec
+        time.sleep(0.01)
+    assert f"ROBUSTRL_RUN={job.run}".encode() in environment.read_bytes().split(b"\0")
     second = start(name="beta")
     assert (tmp_path / "runs" / "latest").resolve() == second.run_dir
 
