@@ -88,29 +88,28 @@ def _closing(log: Log) -> Found:
 def _steps(log: Log) -> Found:
     """Optimizer steps follow each other without gaps, up to the last in a run called done; step b trains batch b and makes version b.
 
-    A step is committed again only after a rollback to below it, which says what it rolls back, and under a newer version number. One that
-    was made again from the journal, byte for byte, is not committed again: the next one is.
+    A step is committed again only after a rollback to below it, which says what it rolls back; version numbers go on upward then.
     """
-    expected, again, newest = 0, -1, -1
+    expected, newest, rolled_back = 0, -1, False
     for entry in log.entries:
         match entry.event:
             case ev.RolledBack(old=old, to=to):
                 if old != expected - 1 or not 0 <= to < old:
                     yield entry.seq, f"rolled back from step {old} to {to}, when the last committed step was {expected - 1}"
-                again = to + 1
+                expected, rolled_back = to + 1, True
             case ev.OptimizerStepCommitted() as event:
-                yield from ((entry.seq, text) for text in _step(log, event, expected, again, newest))
+                yield from ((entry.seq, text) for text in _step(log, event, expected, newest, rolled_back))
                 expected, newest = event.step + 1, max(newest, event.version)
     if log.status == "done" and (last := max(log.steps, default=0)) < log.config.steps:
         yield log.end, f"the run is called done after step {last} of {log.config.steps}"
 
 
-def _step(log: Log, event: ev.OptimizerStepCommitted, expected: int, again: int, newest: int) -> Iterator[str]:
-    if event.step not in (expected, again):
+def _step(log: Log, event: ev.OptimizerStepCommitted, expected: int, newest: int, rolled_back: bool) -> Iterator[str]:
+    if event.step != expected:
         yield f"step {event.step} was committed, step {expected} is due"
     if event.batch != event.step:
         yield f"step {event.step} claims batch {event.batch}"
-    if event.version <= newest or (event.version != event.step and again < 0):
+    if event.version <= newest or (event.version != event.step and not rolled_back):
         yield f"step {event.step} claims version {event.version} after version {newest}"
     if event.step > log.config.steps:
         yield f"step {event.step} of {log.config.steps}"

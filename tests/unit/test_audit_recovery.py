@@ -157,7 +157,7 @@ def test_a_rolled_back_step_is_made_again_under_a_new_version() -> None:
     [
         ({"old": 3}, "rolled back from step 3 to 1, when the last committed step was 2"),
         ({"old": 2, "to": 2}, "rolled back from step 2 to 2"),
-        ({"to": 0}, "step 2 was committed, step 3 is due"),
+        ({"to": 0}, "step 2 was committed, step 1 is due"),
         ({"version": 2}, "claims version 2 after version 2"),
     ],
 )
