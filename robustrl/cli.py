@@ -61,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     which = stop.add_mutually_exclusive_group(required=True)
     which.add_argument("name", nargs="?", metavar="NAME")
     which.add_argument("--all", action="store_true")
+    soak = add("soak", _soak, "Hit a job with one random fault after the other; in the end all must be as if nothing had happened.")
+    soak.add_argument("--faults", type=int, default=20, metavar="N")
+    soak.add_argument("--seed", type=int, default=0, metavar="S", help="the same seed gives the same faults")
     doctor = add("doctor", _doctor, "Say what this machine has for a job, and what to do about what is missing.")
     doctor.add_argument("--json", action="store_true")
     bench = add("bench", _bench, "Run a benchmark (from a checkout).")
@@ -169,6 +172,15 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from . import doctor
 
     return doctor.run(as_json=arguments.json)
+
+
+def _soak(arguments: argparse.Namespace) -> int:
+    from .soak import soak
+
+    if arguments.faults < 1:
+        raise ConfigError("--faults", arguments.faults, "must be at least 1")
+    print(soak(arguments.faults, arguments.seed))
+    return 0
 
 
 def _bench(arguments: argparse.Namespace) -> int:
