@@ -163,6 +163,8 @@ class _Books:
                     self.trained += sum(tokens.get(i, 0) for i in consumed)
                 case ev.RolledBack(old=old, to=to):
                     self.wasted.append((t, self._worked(to, old)))
+                case ev.ProcessExited(role=role, incarnation=incarnation, progress=progress) if (role, incarnation) in self.generated:
+                    self.generated[role, incarnation] = max(progress, self.generated[role, incarnation])
                 case ev.TokensJournalled() as event:
                     self.journalled[event.role, event.incarnation] = event.tokens
                 case ev.RoleStarted(role=role) if (kind := RoleId.parse(role).kind) in self.machines:

@@ -109,6 +109,8 @@ class ProcessExited(_Event, tag="process_exited"):
     cause: str
     """What is known of the end, e.g. ``pidfd`` or Ray's text."""
     last_lines: list[str]
+    progress: int = -1
+    """What its status page says in the end (see RoleSample); -1: not known."""
 
 
 class ErrorRaised(_Event, tag="error_raised"):

@@ -106,9 +106,11 @@ class Sensors:
 
     def _report_exit(self, fd: int) -> None:
         watched = self._watched[fd]
+        progress = watched.last_progress()
         self._drop(fd)
         self._on_exit(ProcessExited(
-            role=watched.role, incarnation=watched.incarnation, pid=watched.pid, cause="pidfd", last_lines=_last_lines(watched.log_path)))
+            role=watched.role, incarnation=watched.incarnation, pid=watched.pid, cause="pidfd", last_lines=_last_lines(watched.log_path),
+            progress=progress))
 
     def _sample_all(self, now: float) -> None:
         for watched in self._watched.values():
@@ -144,6 +146,11 @@ class _Watched:
         return self.sampler.look(
             now, phase=status.phase, progress=status.progress, pending=status.pending, step=status.step, version=status.version,
             loop_age=status.loop_age(), cpu=cpu_seconds(self.pid), process=lambda: process_state(self.pid))
+
+    def last_progress(self) -> int:
+        """The page outlives its writer. -1: nobody has read it yet, or the last write was torn."""
+        status = self._reader.read() if self._reader is not None else None
+        return -1 if status is None or status.torn else status.progress
 
     def close(self) -> None:
         if self._reader is not None:

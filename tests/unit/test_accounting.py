@@ -204,6 +204,15 @@ def test_tokens_of_a_dead_rollout() -> None:
     assert account(story.entries).tokens == {"generated": 100, "trained": 0, "journalled": 90, "lost": 10, "regenerated": 10}
 
 
+def test_what_a_dead_rollout_generated_after_its_last_sample_counts() -> None:
+    story = Story()
+    story.sample(104.5, "rollout-0", "decode", 100)
+    story.at(105.0, ev.TokensJournalled(role="rollout-0", incarnation=1, tokens=130))
+    story.at(105.0, ev.ProcessExited(role="rollout-0", incarnation=1, pid=7, cause="pidfd", last_lines=[], progress=150))
+    (cost,) = costs(story.entries)
+    assert (cost.journalled_tokens, cost.lost_tokens) == (130, 20)
+
+
 def test_a_run_that_never_came_back() -> None:
     story = Story(steps=2)
     story.commit(100.5, 0)
