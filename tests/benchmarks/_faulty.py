@@ -33,6 +33,8 @@ def job_with(mode: str, standbys: str, first_step: int = 2, **settings: Any) -> 
 
 def recovering(mode: str, standbys: str) -> dict[str, Any]:
     """Settings of a job that recovers in this way; ``warm``: with one standby for trainer or rollout and one for the other roles."""
+    if (mode, standbys) == ("isolated", "cold"):
+        return {}
     return {"recovery": {"mode": mode, "standbys": standbys}, "standbys": int(standbys == "warm")}
 
 

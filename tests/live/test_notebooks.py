@@ -20,6 +20,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 _SETTINGS = {
     "02_weight_resync": {"ROBUSTRL_PROFILE": "class", "ROBUSTRL_STEPS": "8"},
     "03_detect_and_inject": {"ROBUSTRL_PROFILE": "class", "ROBUSTRL_STEPS": "2"},
+    "04_recovery_and_ettr": {"ROBUSTRL_PROFILE": "class", "ROBUSTRL_STEPS": "20"},
 }
 _OTHERS = {"ROBUSTRL_STEPS": "20"}
 """The engine is the reader's own, except where a lesson starts rollouts and starts them again."""
