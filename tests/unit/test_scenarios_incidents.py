@@ -28,3 +28,9 @@ def test_every_incident_says_who_misses_it() -> None:
 def test_a_draw_is_made_again_by_its_seed() -> None:
     assert drawn(BLIND, "incident/silent-server", 4) == drawn(BLIND, "incident/silent-server", 4)
     assert drawn(BLIND, "incident/silent-server", 4) != drawn(BLIND, "incident/silent-server", 5)
+
+
+def test_the_virtual_clock_does_not_run_backwards_when_a_host_thaws() -> None:
+    world, wrong = run_scenario(drawn(BLIND, "death-at-the-end-of-the-hosts-gap", 110), 110)
+    times = [entry.t for entry in world.entries]
+    assert times == sorted(times) and not wrong
