@@ -1,4 +1,4 @@
-"""The command line: ``robustrl demo | run CONFIG | audit RUN | export RUN | ps | stop | doctor | bench NAME``.
+"""The command line: ``robustrl demo | run CONFIG | audit RUN | export RUN | ps | stop | doctor | dashboard | bench NAME``.
 
 Tables and messages go to stderr, results to stdout. Exit status: 0 done; 1 failed, with the reason; 2 wrong usage or a setting that cannot
 be accepted; 130 ended by Ctrl-C, which also ends the job that the command started.
@@ -66,6 +66,16 @@ def _parser() -> argparse.ArgumentParser:
     soak.add_argument("--seed", type=int, default=0, metavar="S", help="the same seed gives the same faults")
     doctor = add("doctor", _doctor, "Say what this machine has for a job, and what to do about what is missing.")
     doctor.add_argument("--json", action="store_true")
+    dashboard = add("dashboard", _dashboard, "Show a running job, or play a finished one, as a page in the browser.")
+    dashboard.add_argument("run", nargs="?", type=Path, metavar="RUN", help="a finished run to play: its directory or its events.jsonl")
+    dashboard.add_argument("--job", metavar="NAME", help="a live job (default: the only one there is)")
+    dashboard.add_argument("--demo", action="store_true", help="play the recorded run that comes with the package")
+    dashboard.add_argument("--speed", type=float, default=1.0, help="of the playback (default: 1)")
+    dashboard.add_argument("--address", default="127.0.0.1", help="to listen on (default: 127.0.0.1); any other needs a token to look")
+    dashboard.add_argument("--port", type=int, default=0, help="default: a free one")
+    dashboard.add_argument("--origin", action="append", default=[], metavar="HOST:PORT", help="a proxy's own address; may be given again")
+    dashboard.add_argument("--until-eof", action="store_true", help="end when standard input ends")
+    dashboard.add_argument("--json", action="store_true", help="print the addresses as one JSON line")
     bench = add("bench", _bench, "Run a benchmark (from a checkout).")
     bench.add_argument("name", metavar="NAME")
     bench.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="options of the benchmark, e.g. --json")
@@ -165,6 +175,17 @@ def _stop(arguments: argparse.Namespace) -> int:
     for job in jobs:
         job.stop()
         print(f"{job.name} (run {job.run}) has ended")
+    return 0
+
+
+def _dashboard(arguments: argparse.Namespace) -> int:
+    try:
+        from robustrl_widgets.showing import show
+    except ImportError as error:
+        raise MissingExtra(f"the dashboard needs Panel ({error}): pip install 'robustrl[views]'") from error
+
+    show(run=arguments.run, job=arguments.job, demo=arguments.demo, speed=arguments.speed, address=arguments.address, port=arguments.port,
+         origins=tuple(arguments.origin), until_eof=arguments.until_eof, as_json=arguments.json)
     return 0
 
 

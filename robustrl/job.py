@@ -31,6 +31,8 @@ from .runtime.registry import JobEntry
 from .tables import Events, RecoveryTable, Table, recoveries, trajectories
 
 if TYPE_CHECKING:
+    from robustrl_widgets.showing import DashboardHandle
+
     from .faults.catalogue import Fault
     from .faults.handle import FaultHandle, ScheduleHandle
     from .faults.schedules import Schedule
@@ -223,6 +225,15 @@ class Job:
         """Whether ``condition``, looked at with each change of the log, came true within ``seconds``."""
         with self._changed:
             return self._changed.wait_for(condition, seconds)
+
+    def dashboard(self, timeout: float = 60.0) -> DashboardHandle:
+        """All views of this job as a page of their own, served by a process of its own that ends with this one, or by its ``stop()``.
+
+        Raises MissingExtra without Panel, WaitTimeout if it does not answer within ``timeout`` seconds.
+        """
+        from robustrl_widgets.showing import start
+
+        return start(self, _seconds(timeout))
 
     def follow(self, seconds: float) -> bool:
         """Whether the job has ended, after waiting at most ``seconds`` for that. For those who draw."""

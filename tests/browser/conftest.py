@@ -18,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,13 @@ def chromium() -> str:
 
 @pytest.fixture(scope="module")
 def lab(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    base = tmp_path_factory.mktemp("lab")
+    with running_lab(tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
+
+
+@contextmanager
+def running_lab(base: Path) -> Iterator[Lab]:
+    """In ``base``, with a copy of the notebooks; nothing of it is left afterwards."""
     folder = base / "notebooks"
     shutil.copytree(_CHECKOUT / "notebooks", folder, ignore=shutil.ignore_patterns("runs", ".ipynb_checkpoints"))
     mark, token, port = f"lab-{secrets.token_hex(4)}", secrets.token_hex(16), _free_port()

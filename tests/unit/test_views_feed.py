@@ -8,13 +8,14 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from made_log import made_log
+from made_log import Writer, made_log
 from robustrl_widgets import assets
 from robustrl_widgets.commands import MAX_COMMAND, Commander, Right
 from robustrl_widgets.feed import RATE, Feed
 from robustrl_widgets.sources import LiveRun, RecordedRun
 from views_log import failing_log
 
+from robustrl.core import events as ev
 from robustrl.errors import ConfigError
 
 
@@ -31,9 +32,7 @@ class _Job:
 
     def __init__(self, log, upto: int) -> None:
         self.log, self.upto, self.over, self.calls = log, upto, False, []
-        self.roles = {name: SimpleNamespace(kill=lambda name=name: self.calls.append(("kill", name)) or 7,
-                                            hang=lambda seconds, name=name: self.calls.append(("hang", name, seconds)) or 7,
-                                            logs=lambda lines: ["x" * 9000]) for name in ("rollout-0", "rollout-1", "trainer-0")}
+        self.roles = {name: SimpleNamespace(logs=lambda lines: ["x" * 9000]) for name in ("rollout-0", "rollout-1", "trainer-0")}
         self.thresholds = SimpleNamespace(update=self._update)
         self.run_dir = "/nowhere"
 
@@ -43,6 +42,13 @@ class _Job:
 
     def entries_after(self, count):
         return self.log[count : self.upto]
+
+    def _call(self, verb, timeout, **args):
+        self.calls.append((verb, args))
+        return 1
+
+    def wait_until(self, condition, seconds):
+        return True
 
     def _update(self, changes):
         if "rollout.no_tokens" not in changes:
@@ -128,33 +134,64 @@ def test_a_recording_plays_at_any_speed_stops_and_winds_back():
             run.play(**wrong)
 
 
-def _ask(feed, right, verb, **args):
+def _ask(feed, right, verb, student="", **args):
     answers = []
-    Commander(feed, right, may_play=True).take(json.dumps({"id": "1", "verb": verb, "args": args}), answers.append)
+    feed.still()
+    Commander(feed, right, student, may_play=True).take(json.dumps({"id": "1", "verb": verb, "args": args}), answers.append)
     (answer,) = answers
     return answer
 
 
-@pytest.mark.parametrize("verb", ["kill", "hang", "set_threshold", "pause", "resume"])
+@pytest.mark.parametrize("verb", ["inject", "abort", "schedule", "reveal", "set_threshold", "pause", "resume"])
 def test_who_may_only_look_changes_nothing(feed, verb):
-    feed.subscribe("board", lambda *_: None)
-    for right in (Right.READ, Right.STUDENT):
-        assert "may only" in _ask(feed, right, verb, role="rollout-0", path="rollout.no_tokens", value="3s")["error"]
-    assert feed.source.job.calls == []
+    answer = _ask(feed, Right.READ, verb, kind="kill", target="rollout-1", fault=1, path="rollout.no_tokens", value="3s", name="surprise")
+    assert "may only look" in answer["error"] and feed.source.job.calls == []
     assert _ask(feed, Right.READ, "inspect", role="rollout-0")["value"]["right"] == 0
 
 
-def test_the_last_live_rollout_is_killed_only_when_that_was_said_twice(feed):
-    feed.subscribe("board", lambda *_: None)
-    assert "last live rollout" in _ask(feed, Right.INSTRUCTOR, "kill", role="rollout-0")["confirm"]
+@pytest.mark.parametrize("verb", ["schedule", "reveal", "set_threshold", "pause", "resume"])
+def test_a_student_sets_nothing(feed, verb):
+    assert "may only queue a fault" in _ask(feed, Right.STUDENT, verb, path="rollout.no_tokens", value="3s", name="surprise")["error"]
     assert feed.source.job.calls == []
-    assert "killed" in _ask(feed, Right.INSTRUCTOR, "kill", role="rollout-0", sure=True)["value"]["said"]
-    assert _ask(feed, Right.INSTRUCTOR, "hang", role="trainer-0", seconds=10)["value"]["pid"] == 7
-    assert feed.source.job.calls == [("kill", "rollout-0"), ("hang", "trainer-0", 10.0)]
+
+
+def test_a_student_has_one_fault_at_a_time_under_a_name(feed):
+    job = feed.source.job
+    assert "name=" in _ask(feed, Right.STUDENT, "inject", kind="kill", target="rollout-0", sure=True)["error"]
+    assert "one role's process" in _ask(feed, Right.STUDENT, "inject", "Ada", kind="node_loss", target="rollout-0", sure=True)["error"]
+    assert "not hidden" in _ask(feed, Right.STUDENT, "inject", "Ada", kind="kill", target="trainer-0", hidden=True)["error"]
+    assert job.calls == []
+    assert "ordered" in _ask(feed, Right.STUDENT, "inject", "Ada", kind="kill", target="trainer-0")["value"]["said"]
+    assert [call[1]["by"] for call in job.calls] == ["student Ada"]
+    log = Writer()
+    for entry in job.log:
+        log.write(entry.source, entry.event)
+    log.write("host", ev.FaultPlanned(fault=1, kind="kill", target="trainer-0", when="now", benign=False, options={}, by="student Ada"))
+    job.log, job.upto = log.entries, len(log.entries)
+    assert "one at a time" in _ask(feed, Right.STUDENT, "inject", "Ada", kind="kill", target="trainer-0")["error"]
+    assert "value" in _ask(feed, Right.STUDENT, "inject", "Bob", kind="kill", target="trainer-0")
+    assert "no such fault of yours" in _ask(feed, Right.STUDENT, "abort", "Bob", fault=1)["error"]
+    assert "value" in _ask(feed, Right.STUDENT, "abort", "Ada", fault=1)
+
+
+def test_the_last_live_rollout_is_killed_only_when_that_was_said_twice(feed):
+    assert "last live rollout" in _ask(feed, Right.INSTRUCTOR, "inject", kind="kill", target="rollout-0")["confirm"]
+    assert feed.source.job.calls == []
+    _ask(feed, Right.INSTRUCTOR, "inject", kind="kill", target="rollout-0", sure=True)
+    _ask(feed, Right.INSTRUCTOR, "inject", kind="hang", target="trainer-0", seconds=10, ahead=2)
+    first, second = (call[1]["fault"] for call in feed.source.job.calls)
+    assert first["fault"] == "kill" and first["force"] is True
+    assert second["seconds"] == 10 and second["step"] == feed.scene.state.step + 3 and second["force"] is False
+
+
+@pytest.mark.parametrize("args", [{"kind": "no_such", "target": "rollout-0"}, {"kind": "kill", "target": "rollout-99-x"}, {"kind": "kill"},
+                                  {"kind": "kill", "target": "trainer-0", "phase": "decode"}, {"kind": "slow", "target": "trainer-0"},
+                                  {"kind": "hang", "target": "trainer-0", "seconds": -1}])  # fmt: skip
+def test_a_fault_that_is_none_is_refused_with_the_reason(feed, args):
+    assert "error" in _ask(feed, Right.INSTRUCTOR, "inject", **args) and feed.source.job.calls == []
 
 
 def test_a_refused_value_says_why_and_an_accepted_one_applies(feed):
-    feed.subscribe("board", lambda *_: None)
     assert "no such threshold" in _ask(feed, Right.INSTRUCTOR, "set_threshold", path="a.b", value="3s")["error"]
     assert "value" in _ask(feed, Right.INSTRUCTOR, "set_threshold", path="rollout.no_tokens", value="3s")
     assert feed.source.job.calls == [{"rollout.no_tokens": "3s"}]
@@ -171,14 +208,12 @@ def test_what_is_no_command_is_refused_and_nothing_else(feed, raw):
 
 
 @pytest.mark.parametrize("args", [{"role": "../../etc/passwd"}, {"role": None}, {}, {"role": "<script>"}])
-@pytest.mark.parametrize("verb", ["logs", "stack", "inspect", "kill"])
+@pytest.mark.parametrize("verb", ["logs", "stack", "inspect"])
 def test_a_role_that_is_none_reaches_no_file_and_no_process(feed, verb, args):
-    feed.subscribe("board", lambda *_: None)
     assert "there is no role" in _ask(feed, Right.INSTRUCTOR, verb, **args)["error"]
 
 
 def test_logs_are_cut_and_a_recording_takes_no_commands(feed):
-    feed.subscribe("board", lambda *_: None)
     (line,) = _ask(feed, Right.READ, "logs", role="rollout-0")["value"]
     assert len(line) <= 400
     assert "recording" in _ask(feed, Right.READ, "play", speed=1)["error"]
@@ -186,7 +221,7 @@ def test_logs_are_cut_and_a_recording_takes_no_commands(feed):
     recorded.later = lambda task: task()
     time.sleep(0.05)
     recorded.still()
-    assert "recording" in _ask(recorded, Right.INSTRUCTOR, "kill", role="rollout-0")["error"]
+    assert "recording" in _ask(recorded, Right.INSTRUCTOR, "inject", kind="kill", target="rollout-0")["error"]
     assert _ask(recorded, Right.READ, "play", speed=0, at=0.3)["value"]["at"] == pytest.approx(0.3)
 
 

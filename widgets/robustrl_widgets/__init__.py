@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-_NOTEBOOK = ("RoleBoard", "Timeline")
-__all__ = ["RoleBoard", "Timeline"]
+__all__ = ["FaultPanel", "Metrics", "Player", "RecoveryReport", "RoleBoard", "ThresholdPanel", "Timeline", "Trajectories", "save_html"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NOTEBOOK:
+    if name == "save_html":
+        from .report import save_html
+
+        return save_html
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from . import notebook

@@ -7,12 +7,12 @@ from functools import cache
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "esm"
-NAMES = ("board", "timeline", "faults", "thresholds", "metrics", "trajectories", "recovery")
+NAMES = ("board", "timeline", "faults", "thresholds", "metrics", "trajectories", "recovery", "player")
 
 
 @cache
-def css() -> str:
-    return (_FOLDER / "views.css").read_text(encoding="utf-8")
+def text(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
 
 
 @cache
@@ -20,9 +20,7 @@ def esm(view: str) -> str:
     """The whole module of a view: the same text in a notebook and in the dashboard."""
     if view not in NAMES:
         raise ValueError(f"view {view!r}: must be one of {', '.join(NAMES)}")
-    common = (_FOLDER / "common.js").read_text(encoding="utf-8")
-    own = (_FOLDER / f"{view}.js").read_text(encoding="utf-8")
-    return f"const CSS = {json.dumps(css())};\n{common}\n{own}"
+    return f"const CSS = {json.dumps(text('views.css'))};\n{text('common.js')}\n{text(f'{view}.js')}"
 
 
 @cache

@@ -66,8 +66,6 @@ def _role(scene: Scene, view: RoleView, rate: float, now: float) -> dict[str, An
         "progress_at": round(view.progress_since - t0, 1), "doing": _doing(scene, view, rate), "done": _done(scene, view),
         "last_live": last_live(state, view.role),
     }
-    if view.state in (RoleState.FAILED, RoleState.SUSPECT):
-        drawn["reason"] = cut(view.reason)
     if (stages := _stages(scene, view, now)) is not None:
         drawn["stages"] = stages
     return drawn

@@ -25,6 +25,8 @@ MAX_COMMAND = 4096
 """Bytes of one command."""
 _LOG_LINES = 60
 _LINE = 400
+_SEEN = 5.0
+"""Seconds until an ordered fault is in the log that this side reads."""
 
 
 class Right(IntEnum):
@@ -109,15 +111,70 @@ class Commander:
         found = sorted(folder.glob(f"{role}.*.txt"), key=lambda path: path.stat().st_mtime)
         return [{"life": path.name.split(".")[-2], "text": cut(path.read_text(errors="replace"), 4 * LONG)} for path in found[-2:]]
 
-    def _signal(self, args: dict[str, Any], name: str) -> Any:
-        role, job = self._role(args), self._job()
+    def _inject(self, args: dict[str, Any]) -> Any:
+        """One fault, from its kind, target, phase, seconds, and how many steps ahead. ``sure``: also the last live rollout."""
+        from robustrl.faults import make_fault
+
+        job, role = self._job(), args.get("target")
         with self._feed.lock:
-            alone = last_live(self._feed.scene.state, role)
+            state = self._feed.still()[0].state
+            alone, step = last_live(state, str(role)), state.step
+        values = {"fault": args.get("kind"), "target": role, "force": alone}
+        values |= {name: args[name] for name in ("phase", "seconds") if args.get(name)}
+        if args.get("ahead"):
+            values["step"] = step + 1 + int(args["ahead"])
+        fault = make_fault(values)
+        if self._right is Right.STUDENT:
+            self._check_student(fault, bool(args.get("hidden")))
         if alone and not args.get("sure"):
-            raise _Confirm(f"{role} is the last live rollout: until it is back, nobody generates.")
-        seconds = float(args.get("seconds") or 0.0)
-        pid = job.roles[role].kill() if name == "kill" else job.roles[role].hang(seconds)
-        return {"pid": pid, "said": f"process {pid} of {role} was {'killed' if name == 'kill' else 'stopped'}"}
+            raise _Confirm(f"{cut(role, 60)} is the last live rollout: until it is back, nobody generates.")
+        number = job._call("inject", None, fault=msgspec.to_builtins(fault), hidden=bool(args.get("hidden")), by=self._by)
+        job.wait_until(lambda: number in job._state.faults.faults, _SEEN)
+        said = "" if args.get("hidden") else f"fault {number} is ordered: {fault.name}, {fault.aim()}, {fault.when()}"
+        return {"fault": number, "said": said}
+
+    @property
+    def _by(self) -> str:
+        return f"student {self._name}" if self._right is Right.STUDENT else f"instructor {self._name}".strip()
+
+    def _check_student(self, fault: Any, hidden: bool) -> None:
+        if not self._name:
+            raise Refused("say who you are first: open the page with &name=YOURNAME in its address")
+        if hidden or fault.by == "host":
+            raise Refused("a student's fault hits one role's process, and is not hidden")
+        under_way = [view.fault for view in self._feed.scene.state.faults.faults.values() if view.by == self._by and not view.settled]
+        if under_way:
+            raise Refused(f"one at a time: fault {under_way[0]} of {self._name} is not over yet")
+
+    def _schedule(self, args: dict[str, Any]) -> Any:
+        from robustrl.faults import make_schedule
+
+        from .faults import PRESETS
+
+        name = args.get("name")
+        if name not in PRESETS:
+            raise Refused(f"there is no schedule {cut(name, 60)!r}; there are {', '.join(PRESETS)}")
+        schedule = make_schedule(PRESETS[str(name)])
+        self._job()._call("schedule", None, schedule=msgspec.to_builtins(schedule), by=self._by)
+        return {"said": f"scheduled: {name}"}
+
+    def _abort(self, args: dict[str, Any]) -> Any:
+        number = self._fault(args)
+        self._job()._call("abort_fault", None, fault=number)
+        return {"said": f"fault {number} is called off"}
+
+    def _reveal(self, args: dict[str, Any]) -> Any:
+        self._job()._call("reveal_fault", None, fault=self._fault(args), guess=cut(args.get("guess") or ""))
+        return {"said": ""}
+
+    def _fault(self, args: dict[str, Any]) -> int:
+        number = args.get("fault")
+        with self._feed.lock:
+            view = self._feed.scene.state.faults.faults.get(int(number)) if isinstance(number, int | float) else None
+        if view is None or (self._right is Right.STUDENT and view.by != self._by):
+            whose = " of yours" if self._right is Right.STUDENT else ""
+            raise Refused(f"there is no such fault{whose}")
+        return view.fault
 
     def _set_threshold(self, args: dict[str, Any]) -> Any:
         path, value = args.get("path"), args.get("value")
@@ -152,8 +209,10 @@ _VERBS: dict[str, tuple[Right, Callable[[Commander, dict[str, Any]], Any]]] = {
     "logs": (Right.READ, Commander._logs),
     "stack": (Right.READ, Commander._stack),
     "play": (Right.READ, Commander._play),
-    "kill": (Right.INSTRUCTOR, lambda self, args: self._signal(args, "kill")),
-    "hang": (Right.INSTRUCTOR, lambda self, args: self._signal(args, "hang")),
+    "inject": (Right.STUDENT, Commander._inject),
+    "abort": (Right.STUDENT, Commander._abort),
+    "reveal": (Right.INSTRUCTOR, Commander._reveal),
+    "schedule": (Right.INSTRUCTOR, Commander._schedule),
     "set_threshold": (Right.INSTRUCTOR, Commander._set_threshold),
     "pause": (Right.INSTRUCTOR, Commander._pause),
     "resume": (Right.INSTRUCTOR, Commander._resume),

@@ -1,76 +1,72 @@
-"""Faults as objects with five stages (planned, injected, detected, recovered, confirmed), from the log. Hidden ones keep their secret."""
+"""The picture of the FaultPanel: what can be ordered, and each fault as a card with five stages. From the book of faults in the log alone.
+
+A hidden fault tells nothing until it is revealed.
+"""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from robustrl.core import events as ev
-from robustrl.core.run_state import RunState
+from robustrl.core.fault_book import FaultView
+
+from robustrl.core.roles import PHASES
 
 from .words import LONG, cut
 
 if TYPE_CHECKING:
     from .scene import Scene
 
-STAGES = ("planned", "injected", "detected", "recovered", "confirmed")
-_KEPT, _SHOWN = 200, 24
-_SECRETS = ("kind", "target", "hits", "schedule", "end_reason", "benign")
-"""What a hidden fault does not say until somebody asks for it."""
+_SHOWN, _HITS = 24, 8
+PRESETS = {
+    "paper, 10 % trainer faults": {"schedule": "paper_frequency", "percent": 10.0},
+    "a rollout dies every 5 steps": {"schedule": "every_n_steps", "every": 5, "fault": {"fault": "kill", "target": "rollout"}},
+    "surprise (hidden)": {"schedule": "surprise"},
+}
+"""Schedules by name, as `robustrl.faults.make_schedule` takes them."""
+_UNUSUAL = ("full_disk", "partition", "delay", "node_loss")
+"""Need root, namespaces or several nodes: offered last."""
 
 
-class Faults:
-    def __init__(self) -> None:
-        self._cards: dict[int, dict[str, Any]] = {}
+@cache
+def catalogue() -> dict[str, dict[str, Any]]:
+    """Fault -> what it is, whom it can hit, and whether it asks for a length."""
+    from robustrl.faults.catalogue import CATALOGUE
 
-    def is_hidden(self, fault: int) -> bool:
-        return bool(self._cards.get(fault, {}).get("hidden"))
+    names = sorted(CATALOGUE, key=lambda name: (CATALOGUE[name].benign, name in _UNUSUAL))
+    return {name: {"words": cut((CATALOGUE[name].__doc__ or "").strip().splitlines()[0]), "benign": CATALOGUE[name].benign,
+                   "kinds": sorted(map(str, CATALOGUE[name].kinds)), "timed": "seconds" in CATALOGUE[name].__struct_fields__}
+            for name in names}
 
-    def words(self, fault: int) -> str:
-        return str(self._cards.get(fault, {}).get("kind", "unknown"))
 
-    def apply(self, entry: ev.Entry, state: RunState) -> None:
-        t = round(entry.t - state.t0, 3)
-        match entry.event:
-            case ev.FaultPlanned() as planned:
-                self._cards[planned.fault] = {
-                    "n": planned.fault, "kind": cut(planned.kind), "target": cut(planned.target), "when": cut(planned.when),
-                    "benign": planned.benign, "hidden": planned.hidden, "by": cut(planned.by, 40), "schedule": cut(planned.schedule),
-                    "planned": t, "hits": [], "ended": ""}
-                while len(self._cards) > _KEPT:
-                    del self._cards[next(iter(self._cards))]
-            case ev.FaultInjected() as hit:
-                if card := self._cards.get(hit.fault):
-                    card.setdefault("injected", t)
-                    card["hits"] = [*card["hits"], {"role": hit.role, "life": hit.incarnation, "pid": hit.pid, "phase": hit.phase,
-                                                    "step": hit.step, "node": hit.node}][-16:]
-            case ev.FaultEnded(fault=fault, outcome=outcome, reason=reason):
-                if card := self._cards.get(fault):
-                    card["ended"], card["end_reason"], card["over"] = outcome, cut(reason, LONG), t
-
-    def reveal(self, fault: int) -> dict[str, Any]:
-        """All about a fault. Raises KeyError for an unknown one."""
-        return dict(self._cards[fault])
-
-    def cards(self, scene: Scene) -> dict[str, dict[str, Any]]:
-        """The newest ones, completed by what detection and recovery have made of them."""
-        by_fault = {fault: episode for episode in scene.episodes.all for fault in episode.record.faults}
-        t0 = scene.state.t0
-        drawn = {}
-        for number, card in list(self._cards.items())[-_SHOWN:]:
-            shown = {name: value for name, value in card.items() if name not in _SECRETS} if card["hidden"] else dict(card)
-            if episode := by_fault.get(number):
-                record = episode.record
-                shown["recovery"] = record.number
-                shown["detected"] = round(record.detected - t0, 3)
-                if record.back is not None:
-                    shown["recovered"] = round(record.back - t0, 3)
-                    after = [(step, t) for step, t in scene.state.step_times.items() if t > record.back]
-                    if after:
-                        shown["confirmed"], shown["step"] = round(min(after)[1] - t0, 3), min(after)[0]
-            drawn[str(number)] = shown
-        return drawn
+def fitting(kind: str) -> list[str]:
+    """Faults that can be injected into a role of this kind."""
+    return [name for name, about in catalogue().items() if kind in about["kinds"]]
 
 
 def picture(scene: Scene, now: float) -> dict[str, Any]:
-    roles = {role: view.kind.value for role, view in scene.state.roles.items()}
-    return {"cards": scene.faults.cards(scene), "roles": roles, "over": scene.state.over, "head": {"name": cut(scene.state.name)}}
+    state = scene.state
+    views = list(state.faults.faults.values())[-_SHOWN:]
+    return {
+        "cards": {str(view.fault): card(view, state.t0) for view in views}, "over": state.over, "catalogue": catalogue(),
+        "roles": {role: view.kind.value for role, view in state.roles.items()}, "presets": list(PRESETS),
+        "phases": {str(kind): sorted(map(str, phases)) for kind, phases in PHASES.items()},
+    }
+
+
+def card(view: FaultView, t0: float) -> dict[str, Any]:
+    if view.masked:
+        return {"n": view.fault, "masked": True, "planned": round(view.planned - t0, 2), "by": cut(view.by, 40)}
+
+    def at(t: float | None) -> float | None:
+        return None if t is None else round(t - t0, 3)
+
+    return {
+        "n": view.fault, "kind": cut(view.kind), "target": cut(view.target), "when": cut(view.when), "benign": view.benign,
+        "by": cut(view.by, 40), "schedule": cut(view.schedule), "planned": at(view.planned), "injected": at(view.injected),
+        "detected": at(view.detected.t if view.detected else None), "recovered": at(view.recovered), "confirmed": at(view.confirmed),
+        "rule": cut(view.detected.rule) if view.detected else "", "outcome": cut(view.outcome), "reason": cut(view.reason, LONG),
+        "settled": view.settled, "guess": cut(view.guess),
+        "hits": [{"role": hit.role, "life": hit.incarnation, "pid": hit.pid, "phase": hit.phase, "step": hit.step}
+                 for hit in view.hits[-_HITS:]],
+    }

@@ -41,7 +41,7 @@ class Subscription:
 class Feed:
     def __init__(self, source: Source, clock: Callable[[], float] = time.monotonic) -> None:
         self.source = source
-        self.scene = Scene()
+        self.scene = self._blank()
         self.lock = threading.RLock()
         """Held while the scene changes and while a picture is drawn."""
         self._clock = clock
@@ -106,10 +106,15 @@ class Feed:
             views = {other.view for other in self._subscriptions}
             self._channels = {view: item for view, item in self._channels.items() if view in views}
 
+    def _blank(self) -> Scene:
+        scene = Scene()
+        scene.length = self.source.length
+        return scene
+
     def _fold(self) -> None:
         entries = self.source.take()
         if self.source.generation != self._generation:
-            self._generation, self.scene, self._account_at = self.source.generation, Scene(), 0.0
+            self._generation, self.scene, self._account_at = self.source.generation, self._blank(), 0.0
         for entry in entries:
             self.scene.apply(entry)
         self._account(bool(entries))

@@ -37,6 +37,7 @@ class View(anywidget.AnyWidget):
         feed = feed_of(run)
         super().__init__()
         _take_clicks_while_a_cell_runs(self.comm)
+        self.feed = feed
         self._commander = Commander(feed, right, may_play=True)
         self.observe(self._commanded, "command")
         self._subscription = feed.subscribe(self.view, self._show)
@@ -65,6 +66,42 @@ class View(anywidget.AnyWidget):
 
 class RoleBoard(View):
     view, _esm = "board", assets.esm("board")
+
+
+class FaultPanel(View):
+    view, _esm = "faults", assets.esm("faults")
+
+
+class ThresholdPanel(View):
+    view, _esm = "thresholds", assets.esm("thresholds")
+
+
+class Metrics(View):
+    view, _esm = "metrics", assets.esm("metrics")
+
+
+class Trajectories(View):
+    view, _esm = "trajectories", assets.esm("trajectories")
+
+
+class RecoveryReport(View):
+    view, _esm = "recovery", assets.esm("recovery")
+
+    def save_html(self, path: str | Path, number: int | None = None) -> Path:
+        """One recovery (None: the last) as one self-contained file with a time scrubber; see report.py."""
+        from .report import html_of
+
+        with self.feed.lock:
+            entries = list(self.feed.source.entries())
+        target = Path(path).expanduser()
+        target.write_text(html_of(entries, number), encoding="utf-8")
+        return target
+
+
+class Player(View):
+    """Of a recording: give it the feed that the other views have, ``Player(board.feed)``."""
+
+    view, _esm = "player", assets.esm("player")
 
 
 class Timeline(View):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from .scene import Scene
 
-SHOWN = 12
+SHOWN = 6
 
 
 def seen(episode: Episode) -> str:

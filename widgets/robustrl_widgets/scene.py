@@ -16,7 +16,7 @@ from robustrl.core.roles import RoleKind
 from robustrl.core.run_state import PullView, RunState
 from robustrl.core.thresholds import Thresholds
 
-from . import board, faults, metrics, recovery_text, thresholds, trajectories
+from . import board, faults, metrics, player, recovery_text, thresholds, trajectories
 from .episodes import Episodes
 from .lanes import Lanes
 from .words import LONG, count, cut, seconds
@@ -42,7 +42,6 @@ class Scene:
         self.episodes = Episodes()
         self.lanes = Lanes()
         self.detector = Detector(Thresholds.lab())
-        self.faults = faults.Faults()
         self.samples = trajectories.Samples()
         self.curves = metrics.Curves()
         self.history: dict[str, deque[Line]] = {}
@@ -50,6 +49,8 @@ class Scene:
         self.story: deque[Line] = deque(maxlen=_STORY)
         self.recent_pulls: deque[tuple[PullView, float, float]] = deque(maxlen=_PULLS)
         """(pull, when it was over, its seconds on the wire)."""
+        self.length = 0.0
+        """Seconds that the whole run took; known of a recording only."""
         self.doubts: deque[str] = deque(maxlen=5)
         """Entries that cannot be."""
 
@@ -66,7 +67,6 @@ class Scene:
             self.recent_pulls.append((pull, entry.t, entry.event.seconds))
         self.episodes.apply(entry, self.state)
         self.lanes.apply(entry, self.state, self.episodes)
-        self.faults.apply(entry, self.state)
         self.samples.apply(entry)
         self.curves.apply(entry, self.state)
         self._tell(entry)
@@ -108,8 +108,10 @@ class Scene:
                 self._say(t, "", "plain", f"Paused after optimizer step {step}.")
             case ev.Resumed():
                 self._say(t, "", "plain", "Resumed.")
-            case ev.FaultInjected(role=role, fault=fault) if not self.faults.is_hidden(fault):
-                self._say(t, role, "bad", f"Fault {fault} hits {role}: {self.faults.words(fault)}.")
+            case ev.FaultInjected(role=role, fault=fault) if (view := self.state.faults.faults.get(fault)) and not view.masked:
+                self._say(t, role, "bad", f"Fault {fault} hits {role}: {view.kind}.")
+            case ev.FaultRevealed(fault=fault) if (view := self.state.faults.faults.get(fault)):
+                self._say(t, "", "plain", f"Fault {fault} is revealed: {view.kind}, {view.target}.")
             case ev.ErrorRaised(role=role, error=error, text=text):
                 self._note(t, role, "bad", f"{error}: {text}")
 
@@ -155,7 +157,7 @@ class Scene:
         """What a person who clicked on a role reads: its history, newest last. Raises KeyError for an unknown one."""
         view = self.state.roles[role]
         return {"role": role, "node": view.node, "pid": view.pid, "incarnation": view.incarnation, "state": str(view.state),
-                "reason": cut(view.reason, LONG), "history": list(self.history.get(role, ())),
+                "reason": cut(view.reason, LONG), "faults": faults.fitting(view.kind.value), "history": list(self.history.get(role, ())),
                 "episodes": [recovery_text.picture(each, self.state) for each in self.episodes.all if role in each.record.roles][-5:]}
 
 
@@ -178,5 +180,5 @@ def _place(scene: Scene, role: str, kinds: list[RoleKind]) -> tuple[int, str]:
 
 VIEWS: dict[str, Callable[[Scene, float], Picture]] = {
     "board": board.picture, "timeline": _timeline, "faults": faults.picture, "thresholds": thresholds.picture, "metrics": metrics.picture,
-    "trajectories": trajectories.picture, "recovery": recovery_text.pictures,
+    "trajectories": trajectories.picture, "recovery": recovery_text.pictures, "player": player.picture,
 }

@@ -24,6 +24,9 @@ class Source(Protocol):
 
     @property
     def speed(self) -> float: ...  # seconds of the run per second; 0: it stands still
+    @property
+    def length(self) -> float: ...  # seconds of the whole run; 0: not known yet
+
     def take(self) -> Sequence[ev.Entry]: ...  # those that came since the last call
     def now(self) -> float: ...  # seconds since the first entry
     def entries(self) -> Sequence[ev.Entry]: ...  # all that were taken
@@ -34,7 +37,7 @@ class LiveRun:
 
     def __init__(self, job: Job, clock: Callable[[], float] = time.monotonic) -> None:
         self.job: Job | None = job
-        self.generation = 0
+        self.generation, self.length = 0, 0.0
         self._job, self._clock, self._count = job, clock, 0
         self._first = self._last = self._heard = 0.0
 

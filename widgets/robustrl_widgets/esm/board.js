@@ -5,6 +5,7 @@ const GROUPS = [
   ["rollouts", ["rollout"]],
 ];
 const BIG = new Set(["trainer", "rollout"]);
+const TIMED = new Set(["slow", "wedge", "full_disk", "partition", "delay", "slow_tool", "long_advantage", "long_first_token", "first_compile", "idle_rollout", "long_checkpoint"]);
 const STAGES = ["detect", "restart", "reconnect"];
 const tone = (role) => {
   if (role.stages && role.stages.on) return role.state === "suspect" ? "sus" : role.stages.on === "restart" ? (role.state === "failed" ? "bad" : "res") : "stale again";
@@ -13,7 +14,7 @@ const tone = (role) => {
 const phase_word = (role) => (role.state === "healthy" || role.state === "suspect" || role.state === "stale") && role.phase ? ` \u00b7 ${role.phase.replaceAll("_", " ")}` : "";
 
 function render({ model, el }) {
-  let shown = null, selected = null, tab = "history", detail = null, layout = "";
+  let shown = null, selected = null, tab = "history", detail = null, layout = "", followed = "", page = null;
   const cards = new Map();
   const head = h("div", { class: "head" });
   const say = h("p", { class: "say", role: "status", "aria-live": "polite" });
@@ -84,6 +85,11 @@ function render({ model, el }) {
         .filter((node, index, all) => all.indexOf(node) === index).map((node) => node_box(node, roles)), pulls);
     }
     for (const [name, role] of roles) cards.get(name)?.update(role);
+    const mine = selected && picture.roles[selected], told = mine ? `${mine.state} ${mine.life}` : "";
+    if (told !== followed) {
+      followed = told;
+      if (detail && tab === "history") refresh_history();
+    }
     for (const box of nodes.querySelectorAll(".node")) {
       const node = picture.nodes[box.dataset.node];
       box.classList.toggle("lost", Boolean(node && typeof node.lost === "string"));
@@ -102,9 +108,10 @@ function render({ model, el }) {
     const big = BIG.has(first.kind);
     const life = h("span", { title: "which life of the role this is" }), word = h("span", { class: "word" }), age = h("span", { class: "num" });
     const doing = h("span", { class: "more" }), version = h("span", { class: "pill version" });
+    const wire = first.kind === "rollout" ? h("div", { class: "row wire more" }, h("span", {}, "\u00a0")) : null;
     const bar = h("div", { class: "track" }, h("i", {})), stages = h("div", { class: "stages" });
     const element = big
-      ? h("button", { class: "role", onclick: () => select(name) }, h("div", { class: "row" }, h("b", {}, name), life), h("div", { class: "row" }, word, age), bar, h("div", { class: "row" }, doing, version), stages)
+      ? h("button", { class: "role", onclick: () => select(name) }, h("div", { class: "row" }, h("b", {}, name), life), h("div", { class: "row" }, word, age), bar, h("div", { class: "row" }, doing, version), ...(wire ? [wire] : []), stages)
       : h("button", { class: "role mini", onclick: () => select(name) }, h("div", { class: "row" }, h("b", {}, name), h("span", {}, word, " ", life)), stages);
     let known = "", now = first;
     cards.set(name, {
@@ -124,7 +131,7 @@ function render({ model, el }) {
           bar.style.visibility = typeof role.done === "number" ? "visible" : "hidden";
           bar.firstChild.style.width = `${100 * (role.done ?? 0)}%`;
           bar.firstChild.style.background = pulling ? "var(--rec)" : "var(--ok)";
-          set_text(doing, role.reason ?? role.doing ?? "");
+          set_text(doing, role.stages?.rule && role.stages.on ? `rule ${role.stages.rule}` : role.doing ?? "");
           version.style.display = typeof role.version === "number" ? "" : "none";
           version.classList.toggle("behind", (role.lag ?? 0) > 0);
           set_text(version, role.lag > 0 ? `v${role.version}, ${role.lag} behind` : `v${role.version}`);
@@ -133,6 +140,12 @@ function render({ model, el }) {
         if (role.stages) stages.replaceChildren(...STAGES.map((stage) => h("span", { class: stage }, stage, h("b", {}))));
         element.update_stages = draw_stages;
         draw_stages();
+      },
+      pulled: (pull) => {
+        if (!wire) return;
+        const live = pull.over < 0, share = pull.bytes ? Math.round(100 * pull.done / pull.bytes) : 0, rate = pull.rate ? ` \u00b7 ${bytes(pull.rate)}/s ${pull.via}` : "";
+        set_class(wire, `row wire more ${live ? "live" : view.now() - pull.over < 3 ? "fresh-wire" : ""}`);
+        set_text(wire.firstChild, live ? `\u21e3 v${pull.v} from ${pull.from}, ${share} %${rate}` : `\u21e3 v${pull.v} from ${pull.from}${rate}`);
       },
       tick: () => {
         if (big) set_text(age, ["stopped", "retired"].includes(now.state) ? "" : age_text(now));
@@ -176,23 +189,17 @@ function render({ model, el }) {
     const now = view.now(), base = nodes.getBoundingClientRect(), drawn = [];
     const marks = Object.values(shown.pulls ?? {}).sort((a, b) => a.t - b.t);
     const newest = new Map(marks.map((pull) => [pull.to, pull]));
-    if (base.width && cards.size <= 60) for (const pull of newest.values()) {
+    for (const pull of newest.values()) {
+      cards.get(pull.to)?.pulled(pull);
       const age = pull.over < 0 ? 0 : now - pull.over, from = cards.get(pull.from)?.element, to = cards.get(pull.to)?.element;
-      if (age > 3 || !from || !to) continue;
+      if (age > 3 || !from || !to || !base.width || cards.size > 60) continue;
       const a = from.getBoundingClientRect(), b = to.getBoundingClientRect();
       const right = a.left + a.width / 2 < b.left + b.width / 2, same = Math.abs(a.left - b.left) < 40;
-      const x1 = (same ? a.left + a.width - 4 : right ? a.right : a.left) - base.left, y1 = a.top + a.height / 2 - base.top;
-      const x2 = (same ? b.left + b.width - 4 : right ? b.left : b.right) - base.left, y2 = b.top + b.height / 2 - base.top;
-      const bend = same ? 46 : 0, mid = [(x1 + x2) / 2 + bend * 0.75, (y1 + y2) / 2];
-      const path = same ? `M${x1},${y1} C${x1 + bend},${y1} ${x2 + bend},${y2} ${x2},${y2}` : `M${x1},${y1} C${mid[0]},${y1} ${mid[0]},${y2} ${x2},${y2}`;
-      const share = pull.bytes ? Math.round(100 * pull.done / pull.bytes) : 0;
-      const rate = pull.rate ? ` \u00b7 ${bytes(pull.rate)}/s` : "";
-      const label = pull.over < 0 ? `v${pull.v} \u00b7 ${share} %${rate} ${pull.via}` : `v${pull.v} \u2713${rate} ${pull.via}`;
-      const width = 6.1 * label.length + 12;
+      const x1 = (same || right ? a.right : a.left) - base.left, y1 = a.top + a.height / 2 - base.top;
+      const x2 = (same || !right ? b.right : b.left) - base.left, y2 = b.top + b.height / 2 - base.top;
+      const bend = same ? 14 : (x2 - x1) / 2;
       const group = svg("g", { class: pull.over < 0 ? "live" : "over", opacity: Math.max(0.15, 1 - age / 3) },
-        svg("path", { d: path }), svg("circle", { cx: x2, cy: y2, r: 4, fill: "var(--rec)" }),
-        svg("rect", { x: mid[0] - width / 2, y: mid[1] - 9, width, height: 18, rx: 9 }), svg("text", { x: mid[0], y: mid[1] + 4 }));
-      group.lastChild.textContent = label;
+        svg("path", { d: `M${x1},${y1} C${x1 + bend},${y1} ${x2 + (same ? bend : -bend)},${y2} ${x2},${y2}` }), svg("circle", { cx: x1, cy: y1, r: 3, fill: "var(--rec)" }), svg("circle", { cx: x2, cy: y2, r: 5.5, fill: "var(--rec)" }));
       drawn.push(group);
     }
     pulls.replaceChildren(...drawn);
@@ -206,18 +213,23 @@ function render({ model, el }) {
     if (selected === null) { drawer.replaceChildren(); return; }
     open_detail();
   };
+  const refresh_history = async () => {
+    const name = selected, answer = await view.ask("inspect", { role: name });
+    if (selected === name && tab === "history" && answer.value) page?.replaceChildren(history(answer.value));
+  };
   const open_detail = async () => {
     const name = selected;
     drawer.replaceChildren(h("div", { class: "detail" }, h("h3", {}, name), h("p", { class: "mut" }, "\u2026")));
     const answer = await view.ask("inspect", { role: name });
     if (selected !== name) return;
     detail = answer.value ?? null;
-    const body = h("div", {}), said = h("p", { class: "answer" });
+    const body = page = h("div", {}), said = h("p", { class: "answer" });
     const tabs = ["history", "logs", "stack"].map((key) => h("button", { role: "tab", "aria-selected": String(tab === key), onclick: () => { tab = key; open_detail(); } }, key));
     drawer.replaceChildren(h("div", { class: "detail" },
-      h("div", { class: "bar", role: "tablist" }, h("h3", {}, name), h("span", { class: "mut what" }, shown.roles[name]?.what ?? ""), tabs, h("button", { "aria-label": "close", onclick: () => select(name) }, "\u00d7")),
+      h("div", { class: "bar", role: "tablist" }, h("h3", {}, name), tabs, h("button", { "aria-label": "close", onclick: () => select(name) }, "\u00d7")),
+      h("p", { class: "mut" }, shown.roles[name]?.what ?? ""),
       acts(name, said), said, body));
-    if (answer.error) { said.className = "answer error"; set_text(said, answer.error); return; }
+    if (answer.error) { said.className = "answer wrong"; set_text(said, answer.error); return; }
     if (tab === "history") body.replaceChildren(history(detail));
     else {
       body.replaceChildren(h("p", { class: "mut" }, "\u2026"));
@@ -231,24 +243,23 @@ function render({ model, el }) {
   };
   const history = (found) => h("ul", { class: "story" }, [...found.history].reverse().map(([t, , mood, words]) => h("li", { class: mood }, h("time", {}, span(t)), h("i", {}), h("span", {}, words))));
   const acts = (name, said) => {
-    if (!detail?.live || detail.right < 2) return null;
-    const act = (label, verb, args, title) => {
-      const button = h("button", { class: "danger", title, onclick: async () => {
+    if (!detail?.live || detail.right < 1 || !detail.faults?.length) return null;
+    const act = (label, kind) => {
+      const button = h("button", { class: "danger", onclick: async () => {
         const sure = button.classList.contains("sure");
         button.disabled = true;
-        const answer = await view.ask(verb, { role: name, ...args, ...(sure ? { sure: true } : {}) });
+        const answer = await view.ask("inject", { kind: kind(), target: name, seconds: TIMED.has(kind()) ? 10 : null, ...(sure ? { sure: true } : {}) });
         button.disabled = false;
         button.classList.toggle("sure", Boolean(answer.confirm));
         set_text(button, answer.confirm ? `${label}: really?` : label);
-        said.className = `answer ${answer.error ? "error" : ""}`;
+        said.className = `answer ${answer.error ? "wrong" : ""}`;
         set_text(said, answer.confirm ?? answer.error ?? answer.value?.said ?? "done");
       } }, label);
       return button;
     };
-    return h("div", { class: "acts" }, h("span", { class: "mut" }, "Make it fail:"),
-      act("Kill", "kill", {}, "SIGKILL: the process is gone at once"),
-      act("Hang", "hang", { seconds: 0 }, "SIGSTOP: the process stands still; nobody is told"),
-      act("Hang 10 s", "hang", { seconds: 10 }, "SIGSTOP, and it goes on after 10 s"));
+    const others = detail.faults.filter((kind) => kind !== "kill" && kind !== "hang");
+    const choice = h("select", { "aria-label": "another fault" }, others.map((kind) => h("option", { value: kind }, kind.replaceAll("_", " "))));
+    return h("div", { class: "acts" }, h("span", { class: "mut" }, "Make it fail:"), act("Kill", () => "kill"), act("Hang", () => "hang"), choice, act("Inject", () => choice.value));
   };
 
   const observer = new ResizeObserver(() => draw_pulls());

@@ -5,12 +5,12 @@ function render({ model, el }) {
   let shown = null, choices = "", told = null;
   const cards = h("div", { class: "cards" }), said = h("p", { class: "answer", role: "status" });
   const pick = (label, ...options) => h("label", {}, label, h("select", { "aria-label": label }, options));
-  const kind = pick("fault"), target = pick("role"), when = pick("when"), hidden = h("input", { type: "checkbox" });
+  const kind = pick("fault"), target = pick("role"), when = pick("when"), length = h("input", { type: "number", min: "0", step: "1", value: "10", "aria-label": "seconds", style: { width: "64px" } }), lasting = h("label", {}, "seconds", length), hidden = h("input", { type: "checkbox" });
   const values = { kind: kind.lastChild, target: target.lastChild, when: when.lastChild };
   const order = h("button", { class: "danger", onclick: () => inject() }, "Inject");
   const presets = pick("or a schedule"), preset = presets.lastChild;
   const plan = h("button", { onclick: () => schedule() }, "Schedule");
-  const form = h("div", { class: "form" }, kind, target, when, h("label", { title: "the card tells nothing until you reveal it: find it yourself" }, "hidden", hidden), order, presets, plan);
+  const form = h("div", { class: "form" }, kind, target, when, lasting, h("label", { title: "the card tells nothing until you reveal it: find it yourself" }, "hidden", hidden), order, presets, plan);
   const view = open_view(model, el, "faults", (picture) => { shown = picture; draw(); });
   view.root.append(h("h2", {}, "Faults"), form, said, cards);
 
@@ -24,18 +24,19 @@ function render({ model, el }) {
     ordered(values.kind, catalogue.map(([name, about]) => option(name, about.benign ? `${name} (benign)` : name, about.words)));
     ordered(preset, (shown.presets ?? []).map((name) => option(name)));
     const targets = () => {
-      const about = shown.catalogue[values.kind.value] ?? { kinds: [] };
+      const about = shown.catalogue?.[values.kind.value] ?? { kinds: [] };
       const fits = roles.filter((role) => about.kinds.includes(shown.roles[role]));
       ordered(values.target, fits.map((role) => option(role)));
       const phases = [...new Set(fits.flatMap((role) => shown.phases?.[shown.roles[role]] ?? []))];
       ordered(values.when, [option("now"), ...phases.map((phase) => option(`phase ${phase}`, `in phase ${phase.replaceAll("_", " ")}`)), ...[1, 2, 5].map((ahead) => option(`ahead ${ahead}`, `${ahead} step${ahead > 1 ? "s" : ""} from now`))]);
       values.kind.title = about.words ?? "";
+      lasting.style.display = about.timed ? "" : "none";
     };
     values.kind.onchange = targets;
     targets();
   };
   const tell = (answer) => {
-    said.className = `answer ${answer.error ? "error" : ""}`;
+    said.className = `answer ${answer.error ? "wrong" : ""}`;
     set_text(said, answer.confirm ?? answer.error ?? answer.value?.said ?? "");
     clearTimeout(told);
     told = setTimeout(() => { if (!answer.confirm) set_text(said, ""); }, 12000);
@@ -53,6 +54,7 @@ function render({ model, el }) {
   const inject = () => {
     const [mode, detail] = values.when.value.split(" ");
     const args = { kind: values.kind.value, target: values.target.value, hidden: hidden.checked };
+    if (shown.catalogue[args.kind]?.timed) args.seconds = Number(length.value) || 0;
     if (mode === "phase") args.phase = detail;
     if (mode === "ahead") args.ahead = Number(detail);
     ask(order, "inject", args, "Inject");

@@ -37,7 +37,7 @@ const chart = (title, axis, series, { low, high, outages, dots, steps } = {}) =>
     drawing.append(svg("line", { x1: left, x2: width - 4, y1: Y(y), y2: Y(y), stroke: "var(--line)" }), svg("text", { x: left - 4, y: Y(y) + 4, "text-anchor": "end" }));
     drawing.lastChild.textContent = nice(y);
   }
-  for (const [x, anchor] of [[x0, "start"], [x1, "end"]]) { drawing.append(svg("text", { x: X(x), y: height - 4, "text-anchor": anchor })); drawing.lastChild.textContent = nice(x); }
+  for (const [x, anchor] of x1 - x0 > 1e-6 ? [[x0, "start"], [x1, "end"]] : [[x0, "start"]]) { drawing.append(svg("text", { x: X(x), y: height - 4, "text-anchor": anchor })); drawing.lastChild.textContent = nice(x); }
   series.forEach(([, xs, ys], index) => {
     const points = ys.map((y, place) => typeof y === "number" ? [X(xs[place]), Y(y)] : null).filter(Boolean);
     const path = points.map(([x, y], place) => `${place ? (steps ? `H${x.toFixed(1)}V${y.toFixed(1)}` : `L${x.toFixed(1)},${y.toFixed(1)}`) : `M${x.toFixed(1)},${y.toFixed(1)}`}`).join("");

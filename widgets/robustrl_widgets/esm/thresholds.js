@@ -6,7 +6,7 @@ function render({ model, el }) {
   view.root.append(h("h2", {}, "Thresholds: how near are the signals"), list, extra);
   const make = (path) => {
     const fill = h("i", {}), gauge = h("div", { class: "gauge", role: "meter", "aria-label": path, "aria-valuemin": "0", "aria-valuemax": "1.25" }, fill, h("u", { title: "the limit" }));
-    const value = h("div", { class: "value" }), error = h("div", { class: "error", role: "alert" }), words = h("small", {});
+    const value = h("div", { class: "value" }), error = h("div", { class: "why", role: "alert" }), words = h("small", {});
     const input = h("input", { "aria-label": `limit of ${path}`, spellcheck: "false", onchange: async () => {
       input.disabled = true;
       const answer = await view.ask("set_threshold", { path, value: input.value });

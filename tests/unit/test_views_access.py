@@ -1,0 +1,105 @@
+"""Who a page belongs to, how a dashboard is started and refused, and that all of it is in the wheel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from robustrl_widgets import assets, showing
+from robustrl_widgets.access import Access, argument, is_local
+from robustrl_widgets.commands import Right
+from robustrl_widgets.sources import load_entries
+
+from robustrl import cli
+from robustrl.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(("address", "local"), [
+    ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False), ("10.0.0.7", False),
+    ("example.org", False), ("", False),
+])  # fmt: skip
+def test_an_address_that_others_reach_needs_a_token_to_look(address, local):
+    access = Access.at(address)
+    assert is_local(address) is local
+    assert access.right("") is (Right.READ if local else None)
+    assert access.right(access.viewer) is Right.READ
+    assert access.right(access.student) is Right.STUDENT
+    assert access.right(access.instructor) is Right.INSTRUCTOR
+
+
+def test_a_wrong_token_opens_nothing_not_even_where_looking_is_free():
+    access = Access.at("127.0.0.1")
+    for wrong in ("x", access.instructor[:-1], access.instructor + "x", access.instructor.upper() + "y", "\ud800", "\u00e9" * 24):
+        assert access.right(wrong) is None
+    assert Access.at("127.0.0.1").instructor != access.instructor
+
+
+def test_tokens_of_ones_own_are_checked():
+    assert Access.at("0.0.0.0", instructor="a" * 12).right("a" * 12) is Right.INSTRUCTOR
+    for wrong in ({"instructor": "short"}, {"student": "\u00e9" * 20}, {"student": "b" * 12, "viewer": "b" * 12}):
+        with pytest.raises(ConfigError, match="token"):
+            Access.at("0.0.0.0", **wrong)
+
+
+def test_an_argument_of_a_page_is_cut():
+    assert argument({}, "token") == ""
+    assert argument({"name": [b"A" * 99999]}, "name", 40) == "A" * 39 + "\u2026"
+    assert "\x1b" not in argument({"name": [b"\x1b[31m\xff"]}, "name")
+
+
+@pytest.mark.parametrize("arguments", [["--demo", "--job", "x"], ["--job", "no-such-job"], ["/no/such/run"], ["--demo", "--speed", "0"],
+                                       ["--demo", "--speed", "nan"]])  # fmt: skip
+def test_what_cannot_be_shown_is_said(arguments, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert cli.main(["dashboard", *arguments]) == 2
+    assert "robustrl: " in capsys.readouterr().err
+
+
+def test_the_sample_is_a_run_with_failures_that_healed():
+    from robustrl_widgets.scene import Scene
+
+    scene = Scene()
+    for entry in load_entries(showing.SAMPLE):
+        scene.apply(entry)
+    assert not scene.doubts and scene.state.status == "done"
+    assert len(scene.episodes.all) >= 2 and all(episode.healed for episode in scene.episodes.all)
+    assert {episode.record.role for episode in scene.episodes.all} >= {"rollout-1", "trainer-0"}
+
+
+def test_the_wheel_holds_every_script_style_and_sample(tmp_path):
+    """Built from this checkout and unpacked where nothing else is: the board renders, and the demo's run can be read."""
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    own = {path.relative_to(ROOT / "widgets") for path in (ROOT / "widgets" / "robustrl_widgets").rglob("*")
+           if path.is_file() and path.suffix in (".js", ".css", ".gz", ".py")}  # fmt: skip
+    assert {path for path in own if not (tmp_path / "site" / path).is_file()} == set()
+    program = """if True:
+        import json, robustrl_widgets
+        from robustrl_widgets import assets, showing, static
+        from robustrl_widgets.scene import Scene, VIEWS
+        from robustrl_widgets.sources import load_entries
+        scene = Scene()
+        for entry in load_entries(showing.SAMPLE): scene.apply(entry)
+        for view in assets.NAMES: assert assets.esm(view) and json.dumps(scene.picture(view, scene.t))
+        print(robustrl_widgets.__file__, len(static.timeline_svg(scene, scene.t)) > 5000, "panel" in __import__("sys").modules)
+    """
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path,
+                            env={"PYTHONPATH": str(tmp_path / "site"), "PATH": "/usr/bin:/bin"})  # fmt: skip
+    assert result.stdout.split() == [str(tmp_path / "site" / "robustrl_widgets" / "__init__.py"), "True", "False"], result.stderr
+
+
+def test_every_view_is_drawn_by_one_file_for_both_hosts():
+    from robustrl_widgets.scene import VIEWS
+
+    assert set(assets.NAMES) == set(VIEWS)
+    with pytest.raises(ValueError, match="must be one of board"):
+        assets.esm("../secret")

@@ -1,0 +1,63 @@
+"""One recovery as one file: complete, small, self-contained, and harmless whatever the run calls itself."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from robustrl_widgets import report, showing, static
+from robustrl_widgets.scene import Scene
+from robustrl_widgets.sources import load_entries
+from views_log import back, failing_log
+
+from robustrl.errors import ConfigError
+
+
+def _data(text: str) -> dict:
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.S)
+    assert found
+    return json.loads(found[1])
+
+
+def test_the_sample_becomes_a_file_below_a_megabyte_that_fetches_nothing(tmp_path):
+    path = report.save_html(showing.SAMPLE, tmp_path / "recovery.html", 1)
+    text = path.read_text(encoding="utf-8")
+    assert len(text.encode()) < report.LIMIT
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|url\(|@import|\bsrc=", text)
+    data = _data(text)
+    assert data["recovery"]["role"] == "rollout-1" and len(data["patches"]) > 20
+    assert "all" in text and "rules" in text and "<svg" in text
+    assert "audit of the whole run" in text
+
+
+def test_every_recovery_can_be_had_and_no_other():
+    entries = load_entries(showing.SAMPLE)
+    assert {_data(report.html_of(entries, number))["recovery"]["n"] for number in (1, 2)} == {1, 2}
+    assert _data(report.html_of(entries))["recovery"]["n"] == 2
+    with pytest.raises(ConfigError, match="there are: 1, 2"):
+        report.html_of(entries, 3)
+
+
+def test_what_a_run_says_is_data_in_the_file_never_markup():
+    bad = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+    text = report.html_of(back(failing_log(hostile=bad)))
+    assert text.count("<script") == text.count("</script>") == 4, "data, player and two views"
+    assert "<img" not in text.replace(_raw(text), "") and "alert(1)" in text
+
+
+def _raw(text: str) -> str:
+    return re.search(r'<script id="data".*?</script>', text, re.S)[0]
+
+
+def test_the_static_form_escapes_and_shows_all_lanes():
+    bad = "</svg><script>alert(1)</script>"
+    scene = Scene()
+    for entry in failing_log(hostile=bad):
+        scene.apply(entry)
+    text = static.timeline_svg(scene, scene.t) + static.recoveries_html(scene)
+    assert "<script" not in text and text.count("<svg") == text.count("</svg>") == 1
+    for role in scene.lanes.lanes:
+        assert f">{role}</text>" in text
+    for word in ("detect", "restart", "waiting (normal)"):
+        assert word in text

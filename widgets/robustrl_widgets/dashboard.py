@@ -1,0 +1,165 @@
+"""The views as a page of their own: a Panel server that shows a running job, or plays a finished one, to any number of people.
+
+Every page gets rights from the token that it was opened with; what it sends is a command to `commands.py`, or nothing. The server listens
+on this machine alone unless told otherwise, takes websockets from its own origin only, and sends nothing out. Each session gets the whole
+picture when it comes, then what changes. Left out: encryption (put it behind a proxy that has it).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import panel as pn
+import param
+from bokeh.document import Document
+
+from . import assets
+from .access import Access, argument
+from .channel import Channel
+from .commands import Answer, Commander, Right
+from .feed import Feed
+from .figure import timeline_json
+from .sources import RecordedRun
+
+MAX_MESSAGE = 128 << 10
+"""Bytes of one message from a page."""
+_STYLE = """
+:root { color-scheme: light dark; }
+body { margin: 0; background: light-dark(#e9edf1, #0b0d0f); font-family: system-ui, sans-serif; }
+"""
+_SHADOW = ":host { display: block; }"
+log = logging.getLogger(__name__)
+
+
+class _View(pn.custom.AnyWidgetComponent):
+    full = param.String("{}")
+    delta = param.String("{}")
+    command = param.String("")
+    answer = param.String("{}")
+    figure = param.String("")
+
+    _stylesheets = [_SHADOW]
+
+
+_CLASSES = {view: type(f"View{view.capitalize()}", (_View,), {"_esm": assets.esm(view)}) for view in assets.NAMES}
+
+
+class _Session:
+    """One page: its views, and what is on its way to them."""
+
+    def __init__(self, feed: Feed, right: Right, name: str, may_play: bool) -> None:
+        self._document: Document = pn.state.curdoc
+        self._commander = Commander(feed, right, name, may_play)
+        self._waiting: dict[str, tuple[bool, Channel]] = {}
+        self._answers: list[Answer] = []
+        self._scheduled = False
+        self._lock = feed.lock
+        recorded = isinstance(feed.source, RecordedRun)
+        names = [view for view in assets.NAMES if view != "player" or (recorded and may_play)]
+        self.views = {view: _CLASSES[view](sizing_mode="stretch_width") for view in names}
+        self.views["timeline"].figure = timeline_json()
+        self._subscriptions = [feed.subscribe(view, self._sink(view)) for view in names]
+        for view in self.views.values():
+            view.param.watch(self._commanded, "command")
+        self._flush()
+
+    def close(self) -> None:
+        for subscription in self._subscriptions:
+            subscription.close()
+
+    def _sink(self, view: str) -> Callable[[str, Channel], None]:
+        return lambda what, channel: self._later(view, what, channel)
+
+    def _later(self, view: str, what: str, channel: Channel) -> None:
+        """Pictures come from the feed's thread: the document takes them on its own, all of one round in one go."""
+        with self._lock:
+            full = what == "full" or self._waiting.get(view, (False, channel))[0]
+            self._waiting[view] = (full, channel)
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._document.add_next_tick_callback(self._flush)
+
+    def _flush(self) -> None:
+        with self._lock:
+            waiting, self._waiting, self._scheduled = self._waiting, {}, False
+            answers, self._answers = self._answers, []
+            news = {view: {"delta": channel.delta, **({"full": channel.full} if full else {})} for view, (full, channel) in waiting.items()}
+        with pn.io.hold():
+            for view, values in news.items():
+                self.views[view].param.update(**values)
+            for answer in answers:
+                view = answer.pop("view")
+                self.views[view].answer = msgspec.json.encode(answer).decode()
+
+    def _commanded(self, event: Any) -> None:
+        if not event.new:
+            return
+        view = next(name for name, component in self.views.items() if component is event.obj)
+
+        def answered(answer: Answer) -> None:
+            with self._lock:
+                self._answers.append({**answer, "view": view})
+                self._schedule()
+
+        self._commander.take(event.new, answered)
+
+
+def application(feeds: Callable[[], Feed], access: Access, shared: bool) -> Callable[[], Any]:
+    """What the server runs for each page. ``feeds``: the feed for a page; ``shared``: all pages have the same one, and nobody winds it."""
+
+    def page() -> Any:
+        arguments = pn.state.session_args or {}
+        right = access.right(argument(arguments, "token"))
+        if right is None:
+            return pn.pane.Str("This page needs a token: open the address that the dashboard printed when it was started.")
+        session = _Session(feeds(), right, argument(arguments, "name", 40), may_play=not shared)
+        pn.state.on_session_destroyed(lambda _: session.close())
+        views = session.views
+        side = pn.Column(views["faults"], views["recovery"], views["thresholds"], sizing_mode="stretch_width",
+                         styles={"flex": "1 1 380px", "gap": "10px"})
+        main = pn.Column(views["board"], views["timeline"], views["metrics"], sizing_mode="stretch_width",
+                         styles={"flex": "3 1 720px", "gap": "10px", "min-width": "0"})
+        body = pn.FlexBox(main, side, sizing_mode="stretch_width", align_items="flex-start", gap="10px", flex_wrap="wrap")
+        return pn.Column(*([views["player"]] if "player" in views else []), body, views["trajectories"], sizing_mode="stretch_width",
+                         styles={"padding": "10px", "gap": "10px", "max-width": "1900px", "margin": "0 auto"})
+
+    return page
+
+
+def serve(feeds: Callable[[], Feed], access: Access, *, shared: bool, title: str, address: str = "127.0.0.1", port: int = 0,
+          origins: tuple[str, ...] = (), ready: Callable[[int], None] | None = None) -> None:
+    """Serves until it is interrupted. ``port`` 0: a free one, told to ``ready``. ``origins``: further hosts (``name:port``) whose pages may
+    connect, for proxies.
+    """
+    port = port or _free_port(address)
+    pn.config.raw_css = [_STYLE]
+    app = application(feeds, access, shared)
+    server = pn.serve(
+        {"/": app}, port=port, address=address, show=False, start=False, title=title, verbose=False,
+        websocket_origin=_origins(address, port, origins), websocket_max_message_size=MAX_MESSAGE, autoreload=False)
+    server.start()
+    if ready:
+        server.io_loop.add_callback(ready, port)
+    try:
+        server.io_loop.start()
+    finally:
+        server.stop()
+
+
+def _free_port(address: str) -> int:
+    """The server must know its port before it starts, for its own origin."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as free:
+        free.bind((address, 0))
+        return int(free.getsockname()[1])
+
+
+def _origins(address: str, port: int, more: tuple[str, ...]) -> list[str]:
+    return [f"{host}:{port}" for host in dict.fromkeys([address, "127.0.0.1", "localhost"])] + list(more)

@@ -1,0 +1,154 @@
+"""How the dashboard is started: in this process by the command line, in one of its own by a notebook. Panel is imported when needed."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from robustrl.errors import ConfigError, JobFailed, MissingExtra, WaitTimeout
+
+from .access import Access, is_local
+from .feed import Feed
+from .hosts import feed_of
+from .sources import RecordedRun, load_entries
+
+if TYPE_CHECKING:
+    from robustrl.job import Job
+
+SAMPLE = Path(__file__).parent / "sample" / "demo.jsonl.gz"
+"""A recorded run of the class profile, for ``dashboard --demo``."""
+_GRACE = 5.0
+
+
+def show(*, run: Path | None, job: str | None, demo: bool, speed: float, address: str, port: int, origins: tuple[str, ...],
+         until_eof: bool = False, as_json: bool = False) -> None:
+    """Serves until it is interrupted, or standard input ends. Raises ConfigError, LogError, MissingExtra."""
+    if sum(given is not None for given in (run, job)) + demo > 1:
+        raise ConfigError("RUN", run, "give one of RUN, --job and --demo")
+    if not 0 < speed <= 100:
+        raise ConfigError("speed", speed, "must be above 0 and at most 100")
+    access = Access.at(address)
+    feeds, title, shared = _feeds(run, job, demo, speed)
+    try:
+        from .dashboard import serve
+    except ImportError as error:
+        raise MissingExtra(f"the dashboard needs Panel ({error}): pip install 'robustrl[views]'") from error
+    if until_eof:
+        threading.Thread(target=end_with_input, name="robustrl-dashboard-owner", daemon=True).start()
+    try:
+        serve(feeds, access, shared=shared, title=title, address=address, port=port, origins=origins,
+              ready=partial(_announce, access, address, shared, as_json))
+    except OSError as error:
+        raise ConfigError("port", port, f"cannot listen on {address}: {error}") from None
+    except KeyboardInterrupt:
+        pass
+
+
+def _feeds(run: Path | None, job: str | None, demo: bool, speed: float) -> tuple[Callable[[], Feed], str, bool]:
+    if run is not None or demo:
+        path = run or SAMPLE
+        if not path.exists():
+            raise ConfigError("RUN", str(path), "there is no such run")
+        entries = load_entries(path)
+        if not entries:
+            raise ConfigError("RUN", str(path), "its log is empty")
+        return (lambda: Feed(RecordedRun(entries, speed))), f"RobustRL: {path.name}", False
+    from robustrl.launching import attach
+    from robustrl.runtime.registry import live_jobs
+
+    names = [entry.name for entry in live_jobs()]
+    if job is None and len(names) != 1:
+        raise ConfigError("--job", None, f"name one of the live jobs: {', '.join(names) or 'there is none; --demo shows a recorded one'}")
+    feed = feed_of(attach(job or names[0]))
+    return (lambda: feed), f"RobustRL: {job or names[0]}", True
+
+
+def _announce(access: Access, address: str, live: bool, as_json: bool, port: int) -> None:
+    host = address if address not in ("0.0.0.0", "::") else "127.0.0.1"
+    base = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    links = {"look": base if is_local(address) else f"{base}?token={access.viewer}"}
+    if live:
+        links |= {"instructor": f"{base}?token={access.instructor}", "student": f"{base}?token={access.student}&name=NAME"}
+    if as_json:
+        print(json.dumps({"port": port, **links}), flush=True)
+        return
+    words = {"look": "look on", "instructor": "inject faults and change thresholds", "student": "queue one fault at a time, under a name"}
+    for name, link in links.items():
+        print(f"{words[name] + ':':42} {link}", file=sys.stderr, flush=True)
+    print("Ctrl-C ends it", file=sys.stderr, flush=True)
+
+
+def end_with_input() -> None:
+    """Ends this process when whoever started it is gone."""
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+class DashboardHandle:
+    """A dashboard in a process of its own. ``url`` opens it with all rights; ``student_url`` is for a class, ``look_url`` for everybody."""
+
+    def __init__(self, process: subprocess.Popen[bytes], links: dict[str, Any]) -> None:
+        self._process = process
+        self.port: int = links["port"]
+        self.url, self.student_url, self.look_url = str(links["instructor"]), str(links["student"]), str(links["look"])
+
+    def stop(self) -> None:
+        if self._process.stdin and not self._process.stdin.closed:
+            self._process.stdin.close()
+        try:
+            self._process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(_GRACE)
+
+    def __repr__(self) -> str:
+        return f"<dashboard at {self.url}>" if self._process.poll() is None else "<dashboard, ended>"
+
+    def _repr_html_(self) -> str:
+        if self._process.poll() is not None:
+            return "<div>the dashboard has ended</div>"
+        link = html.escape(self.url, quote=True)
+        return f'<div><a href="{link}" target="_blank" rel="noopener">Open the dashboard</a> ({html.escape(repr(self))})</div>'
+
+
+def start(job: Job, timeout: float) -> DashboardHandle:
+    """A dashboard of this job, which ends with this process. Raises JobFailed with its last words, WaitTimeout."""
+    import importlib.util
+
+    if importlib.util.find_spec("panel") is None:
+        raise MissingExtra("the dashboard needs Panel: pip install 'robustrl[views]'")
+    what = ["--job", job.name] if not job.over else [str(job.run_dir)]
+    process = subprocess.Popen([sys.executable, "-m", "robustrl", "dashboard", *what, "--json", "--until-eof"], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    line = _first_line(process, timeout)
+    if not line:
+        process.kill()
+        words = process.stderr.read().decode(errors="replace").strip()[-2000:] if process.stderr else ""
+        ended = process.wait(_GRACE)
+        if words:
+            raise JobFailed(f"the dashboard did not start (exit status {ended}): {words}")
+        raise WaitTimeout(f"the dashboard did not say its address within {timeout:g} s")
+    links = json.loads(line)
+    return DashboardHandle(process, {"instructor": links["look"], "student": links["look"], **links})
+
+
+def _first_line(process: subprocess.Popen[bytes], timeout: float) -> bytes:
+    assert process.stdout is not None
+    deadline, text = time.monotonic() + timeout, b""
+    while b"\n" not in text and (left := deadline - time.monotonic()) > 0:
+        if select.select([process.stdout], [], [], left)[0]:
+            if not (piece := os.read(process.stdout.fileno(), 4096)):
+                break
+            text += piece
+    return text if b"\n" in text else b""
