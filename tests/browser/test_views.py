@@ -137,5 +137,5 @@ def test_the_demo_moves_and_can_be_wound(demo: dict[str, Any], page: tuple[Any, 
 def test_a_page_with_a_wrong_token_shows_nothing(demo: dict[str, Any], page: tuple[Any, Seen]) -> None:
     view, _ = page
     view.goto(demo["look"] + "?token=wrong-wrong-wrong", timeout=60_000)
-    _until(view, "the refusal", lambda: "needs a token" in view.locator("body").inner_text(), 20.0)
+    _until(view, "the refusal", lambda: view.get_by_text("needs a token").count() == 1, 20.0)
     assert view.locator(".rrl").count() == 0

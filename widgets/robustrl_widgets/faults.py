@@ -9,7 +9,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from robustrl.core.fault_book import FaultView
-
 from robustrl.core.roles import PHASES
 
 from .words import LONG, cut
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from .scene import Scene
 
 _SHOWN, _HITS = 24, 8
-PRESETS = {
+PRESETS: dict[str, dict[str, Any]] = {
     "paper, 10 % trainer faults": {"schedule": "paper_frequency", "percent": 10.0},
     "a rollout dies every 5 steps": {"schedule": "every_n_steps", "every": 5, "fault": {"fault": "kill", "target": "rollout"}},
     "surprise (hidden)": {"schedule": "surprise"},
