@@ -18,6 +18,9 @@ from typing import Any
 from robustrl.core import events as ev
 
 PERIOD = 0.25
+READY = ('{"msgid":"2","msgtype":"PATCH-DOC"}', "{}",
+         '{"events":[{"kind":"MessageSent","msg_type":"bokeh_event","msg_data":{"type":"event","name":"document_ready","values":{"type":"map"}}}]}')
+"""What a page says when it has drawn its document; Panel sends nothing before."""
 
 
 class MadeUpRun:
@@ -100,8 +103,10 @@ async def _look(port: int, count: int) -> None:
         assert token, "the page has a session"
         request = HTTPRequest(f"ws://127.0.0.1:{port}/ws", headers={"Origin": f"http://127.0.0.1:{port}"})
         socket: Any = await websocket_connect(request, subprotocols=["bokeh", token[1]])
+        for _ in range(3):  # the server speaks first: ACK
+            await socket.read_message()
         header = '{"msgid":"1","msgtype":"PULL-DOC-REQ"}'
-        for part in (header, "{}", "{}"):
+        for part in (header, "{}", "{}", *READY):
             await socket.write_message(part)
         while await socket.read_message() is not None:
             pass

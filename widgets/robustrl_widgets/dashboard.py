@@ -40,6 +40,7 @@ class _View(pn.custom.AnyWidgetComponent):
     delta = param.String("{}")
     command = param.String("")
     answer = param.String("{}")
+    right = param.String("READ")
     figure = param.String("")
 
     _stylesheets = [_SHADOW]
@@ -60,7 +61,8 @@ class _Session:
         self._lock = feed.lock
         recorded = isinstance(feed.source, RecordedRun)
         names = [view for view in assets.NAMES if view != "player" or (recorded and may_play)]
-        self.views = {view: _CLASSES[view](sizing_mode="stretch_width") for view in names}
+        offered = right.name if feed.source.job is not None else Right.READ.name
+        self.views = {view: _CLASSES[view](sizing_mode="stretch_width", right=offered) for view in names}
         self.views["timeline"].figure = timeline_json()
         self._subscriptions = [feed.subscribe(view, self._sink(view)) for view in names]
         for view in self.views.values():

@@ -32,12 +32,15 @@ class View(anywidget.AnyWidget):
     delta = traitlets.Unicode("{}").tag(sync=True)
     command = traitlets.Unicode("").tag(sync=True)
     answer = traitlets.Unicode("{}").tag(sync=True)
+    right = traitlets.Unicode("READ").tag(sync=True)
+    """What the page may offer; what it may do is the Commander's to say."""
 
     def __init__(self, run: Job | Feed | str | Path, right: Right = Right.INSTRUCTOR) -> None:
         feed = feed_of(run)
         super().__init__()
         _take_clicks_while_a_cell_runs(self.comm)
         self.feed = feed
+        self.right = right.name if feed.source.job is not None else Right.READ.name
         self._commander = Commander(feed, right, may_play=True)
         self.observe(self._commanded, "command")
         self._subscription = feed.subscribe(self.view, self._show)

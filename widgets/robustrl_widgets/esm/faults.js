@@ -17,7 +17,8 @@ function render({ model, el }) {
   const option = (value, text, title) => h("option", { value, title }, text ?? value);
   const ordered = (select, options) => { const before = select.value; select.replaceChildren(...options); if ([...select.options].some((one) => one.value === before)) select.value = before; };
   const fill = () => {
-    const roles = Object.keys(shown.roles ?? {}).sort(), catalogue = Object.entries(shown.catalogue ?? {});
+    const first = { rollout: 0, trainer: 1 }, place = (role) => first[shown.roles[role]] ?? 2;
+    const roles = Object.keys(shown.roles ?? {}).sort((a, b) => place(a) - place(b) || a.localeCompare(b, "en", { numeric: true })), catalogue = Object.entries(shown.catalogue ?? {});
     const wanted = JSON.stringify([roles, catalogue, shown.presets]);
     if (wanted === choices) return;
     choices = wanted;
@@ -62,12 +63,13 @@ function render({ model, el }) {
   const schedule = () => ask(plan, "schedule", { name: preset.value }, "Schedule");
 
   const draw = () => {
-    form.style.display = shown.over || !shown.catalogue ? "none" : "";
-    presets.style.display = plan.style.display = (shown.presets ?? []).length ? "" : "none";
+    const right = model.get("right"), may = right !== "READ" && !shown.over;
+    form.style.display = may ? "" : "none";
+    presets.style.display = plan.style.display = right === "INSTRUCTOR" ? "" : "none";
     fill();
     const list = Object.values(shown.cards ?? {}).reverse();
     cards.replaceChildren(...list.map(card));
-    if (!list.length) cards.append(h("p", { class: "mut" }, shown.over ? "No fault was injected into this run." : "No fault yet. Choose one above, or click a role on the board."));
+    if (!list.length) cards.append(h("p", { class: "mut" }, shown.over || model.get("right") === "READ" ? "No fault was ordered in this run so far." : "No fault yet. Choose one above, or click a role on the board."));
   };
   const card = (fault) => {
     const title = fault.masked ? "hidden fault: which role is it, and what is wrong with it?" : `${fault.kind.replaceAll("_", " ")} ${fault.target}${fault.when && fault.when !== "now" ? `, ${fault.when}` : ""}`;
@@ -82,8 +84,8 @@ function render({ model, el }) {
     if (fault.rule && !fault.masked) foot.append(h("span", { class: "mut" }, `rule ${fault.rule}`));
     if (fault.by) foot.append(h("span", { class: "mut" }, `by ${fault.by}`));
     const act = (label, verb) => { const button = h("button", { onclick: () => ask(button, verb, { fault: fault.n }, label) }, label); return button; };
-    if (fault.masked && !shown.over) foot.append(act("Reveal", "reveal"));
-    if (!over && !fault.masked) foot.append(act("Abort", "abort"));
+    if (fault.masked && !shown.over && model.get("right") === "INSTRUCTOR") foot.append(act("Reveal", "reveal"));
+    if (!over && !fault.masked && model.get("right") !== "READ") foot.append(act("Abort", "abort"));
     return h("div", { class: `fault ${over ? "" : "now"}` }, h("h3", {}, title, h("span", {}, `${fault.benign ? "benign \u00b7 " : ""}#${fault.n}`)), h("div", { class: "steps" }, steps), foot.childNodes.length ? foot : null);
   };
   return () => view.close();

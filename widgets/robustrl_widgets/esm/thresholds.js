@@ -29,7 +29,7 @@ function render({ model, el }) {
       row.gauge.title = armed ? `${setting.value} of ${setting.limit}${setting.role ? `, ${setting.role}` : ""}` : "not armed now";
       set_text(row.value, armed ? span(setting.value) : setting.words ? "\u2013" : "");
       set_text(row.words, armed && setting.role ? `${setting.words} \u00b7 ${setting.role}` : setting.words ?? "");
-      row.input.disabled = Boolean(shown.over) || shown.fixed;
+      row.input.disabled = Boolean(shown.over) || model.get("right") !== "INSTRUCTOR";
       if (!row.dirty && row.input !== view.root.getRootNode().activeElement && row.input.value !== setting.set) row.input.value = setting.set;
     }
   };
