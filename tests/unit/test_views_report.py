@@ -27,8 +27,7 @@ def test_the_sample_becomes_a_file_below_a_megabyte_that_fetches_nothing(tmp_pat
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|url\(|@import|\bsrc=", text)
     data = _data(text)
     assert data["recovery"]["role"] == "rollout-1" and len(data["patches"]) > 20
-    assert "all" in text and "rules" in text and "<svg" in text
-    assert "audit of the whole run" in text
+    assert "<svg" in text and "audit of the whole run" in text
 
 
 def test_every_recovery_can_be_had_and_no_other():
