@@ -1,0 +1,98 @@
+"""What the benchmarks of recovery conclude from their rows: targets by hand, and none from rows that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.benchmarks import ettr, learn, recovery
+from tests.benchmarks._report import Bench
+
+
+def targets(bench: Bench, judge: Callable[[Bench], None], rows: dict[str, Any]) -> dict[str, Any]:
+    bench.done, bench.targets = rows, []
+    judge(bench)
+    return {target["name"]: target for target in bench.targets}
+
+
+@pytest.mark.parametrize(
+    ("bench", "judge"),
+    [
+        (recovery._Recovery(), recovery.judge),
+        (ettr._Ettr(), ettr.judge),
+        (Bench("learn", learn._ROWS, learn.measure), learn.judge),
+    ],
+    ids=["recovery", "ettr", "learn"],
+)
+def test_without_its_rows_a_target_has_no_value(bench: Bench, judge: Callable[[Bench], None]) -> None:
+    found = targets(bench, judge, {})
+    assert found and all(target["value"] is None and target["met"] is False for target in found.values())
+    assert len(found) == len(bench.targets), "each has a name of its own"
+
+
+def row(after: float, **fields: Any) -> dict[str, Any]:
+    return {"kill": {"after_detection": {"median": after}, "regenerated_per_trajectory": 7.5, "moved": 9, "steps_rolled_back": 0}, **fields}
+
+
+def test_recovery_compares_warm_and_isolated_with_full() -> None:
+    rows = {"isolated-warm-rollout": row(1.2), "full-cold-rollout": row(24.0, start_over_own=1.05), "full-warm-rollout": row(3.0)}
+    found = targets(recovery._Recovery(), recovery.judge, rows)
+    assert found["rollout, warm: back after detection, median (s)"]["met"]
+    assert found["rollout, warm: faster than a full cold restart"]["value"] == pytest.approx(20.0)
+    missed = found["rollout, warm: faster than a full warm restart"]
+    assert missed["value"] == pytest.approx(2.5) and not missed["met"]
+    assert found["rollout, warm: tokens generated again, per trajectory, largest"]["value"] == 7.5
+    assert found["full restart (rollout) over the job's own first start"]["met"]
+
+
+def test_ettr_holds_the_measured_loss_against_the_predicted_one() -> None:
+    def long(span: float, loss: float, predicted: float | None = None) -> dict[str, Any]:
+        found = {"span_s": span, "lost_s": loss, "redone_s": 0.0, "ettr_strict": 1 - loss / span}
+        return found if predicted is None else found | {"predicted_loss_s": predicted}
+
+    rows = {
+        "isolated-warm-10": long(260.0, 20.0, 24.0),
+        "isolated-warm-5": long(250.0, 10.0, 12.0),
+        "isolated-warm-2": long(245.0, 5.0, 4.0),
+        "isolated-warm-0": long(240.0, 0.0),
+        "full-cold-10": long(400.0, 160.0, 150.0),
+        "full-cold-0": long(246.0, 0.0),
+    }
+    found = targets(ettr._Ettr(), ettr.judge, rows)
+    assert found["ettr_strict, isolated warm at 10%"]["value"] == pytest.approx(1 - 20 / 260)
+    assert found["end to end at 10%: isolated warm faster than full cold (%)"]["value"] == pytest.approx(35.0)
+    assert found["isolated-warm: measured loss off the predicted one, largest (share of the span)"]["value"] == pytest.approx(4 / 260)
+    assert found["at 0% the two differ by at most (share)"]["value"] == pytest.approx(6 / 243)
+    del rows["isolated-warm-2"]["predicted_loss_s"]
+    off = targets(ettr._Ettr(), ettr.judge, rows)["isolated-warm: measured loss off the predicted one, largest (share of the span)"]
+    assert not off["met"], "what was not predicted beforehand is no hit"
+
+
+def test_learning_is_unharmed_only_if_the_whole_interval_is_small() -> None:
+    def pairs(changes: list[float]) -> dict[str, Any]:
+        rows: dict[str, Any] = {}
+        for seed, change in enumerate(changes):
+            rows[f"clean-{seed}"] = {"after": 0.9, "faults": 0}
+            rows[f"faulty-{seed}"] = {"after": 0.9 + change / 100, "faults": 12}
+        return rows
+
+    bench, name = Bench("learn", learn._ROWS, learn.measure), "end of the 90% interval of what faults change in accuracy (points)"
+    close = targets(bench, learn.judge, pairs([1.0, -1.0] * 4))[name]
+    # standard deviation sqrt(8/7), times 1.895 / sqrt(8)
+    assert close["met"] and close["value"] == pytest.approx(1.895 / 7**0.5, abs=1e-6)
+    wide = targets(bench, learn.judge, pairs([9.0, -9.0] * 4))[name]
+    assert not wide["met"], "no mean change, and yet nothing is shown"
+    harmed = targets(bench, learn.judge, pairs([-6.0, -6.1] * 4))[name]
+    assert not harmed["met"] and harmed["value"] > 6
+
+
+def test_an_honest_log_must_pass_where_the_unmarked_one_is_rejected() -> None:
+    bench, name = Bench("learn", learn._ROWS, learn.measure), "an unmarked mixture of versions is rejected"
+    for row, met in (
+        ({"findings": ["tokens: ..."], "honest_findings": 0}, True),
+        ({"findings": [], "honest_findings": 0}, False),
+        ({"findings": ["tokens: ..."], "honest_findings": 1}, False),
+    ):
+        assert targets(bench, learn.judge, {"unmarked": row})[name]["met"] is met
