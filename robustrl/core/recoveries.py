@@ -359,6 +359,7 @@ class Recoveries:
             recovery.over = True
             if all(member.healthy is not None for member in recovery.members.values()):
                 recovery.back = max(member.back or member.healthy or 0.0 for member in recovery.members.values())
+        self._of.clear()
 
 
 def recoveries_of(entries: Iterable[ev.Entry]) -> list[Recovery]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Union
 
@@ -103,11 +104,16 @@ class _Both:
         self.died = {(s.role, s.incarnation): s for s in sights if isinstance(s, Died)}
         self.reads = [s for s in sights if isinstance(s, Read)]
         self.weights = [s for s in sights if isinstance(s, Weights)]
-        self.began = next((s.t for s in sights if isinstance(s, Began)), 0.0)
-        self.ended = next((s for s in sights if isinstance(s, Ended)), None)
+        self.ended = [s for s in sights if isinstance(s, Ended)]
+        begun = [s.t for s in sights if isinstance(s, Began)]
+        self.watched = [(t, next((s.t for s in self.ended if s.t >= t), math.inf)) for t in begun]
+        """When there was a witness: a run that is resumed may have another one, or none."""
         self.end = entries[-1].t if entries else 0.0
         self.started = {(e.event.role, e.event.incarnation): e for e in entries if isinstance(e.event, ev.RoleStarted)}
         self.exited = {(e.event.role, e.event.incarnation): e for e in entries if isinstance(e.event, ev.ProcessExited)}
+        self.ended_well = {(e.event.role, e.event.incarnation) for e in entries
+                           if isinstance(e.event, ev.RoleStateChanged) and e.event.new in ("stopped", "retired")}  # fmt: skip
+        """Its process may be gone, or go on as another role."""
         self.lost = {e.event.node: e.t for e in entries if isinstance(e.event, ev.NodeLost)}
 
 
@@ -115,16 +121,19 @@ _Found = Iterator[tuple[int, str]]
 
 
 def _own_log(both: _Both) -> _Found:
-    previous = ev.GENESIS
+    previous, due = ev.GENESIS, 1
     for number, line in enumerate(both.lines, 1):
-        if line.seq != number or seal(line, previous).chain != line.chain:
+        if isinstance(line.sight, Began):
+            previous, due = ev.GENESIS, 1
+        if line.seq != due or seal(line, previous).chain != line.chain:
             yield 0, f"line {number} of the witness's own log was changed, or one before it"
             return
-        previous = line.chain
-    if both.ended is None:
+        previous, due = line.chain, due + 1
+    if not both.watched or not both.ended or both.watched[-1][1] == math.inf:
         yield 0, "the witness's log has no end: it was cut short"
-    elif both.ended.left:
-        yield 0, f"still there after the run: {', '.join(both.ended.left)}"
+    for ended in both.ended:
+        if ended.left:
+            yield 0, f"still there after the run: {', '.join(ended.left)}"
 
 
 def _births(both: _Both) -> _Found:
@@ -133,6 +142,8 @@ def _births(both: _Both) -> _Found:
         assert isinstance(event, ev.RoleStarted)
         gone = both.exited.get((role, incarnation))
         if born is None:
+            if not any(begin <= entry.t <= end for begin, end in both.watched):
+                continue
             if not (gone and gone.t - entry.t < _SOON) and both.end - entry.t > _LATE:
                 yield entry.seq, f"{role} incarnation {incarnation} started, the witness saw no such process"
         elif (born.pid, born.start_ticks) != (event.pid, event.start_ticks):
@@ -142,7 +153,7 @@ def _births(both: _Both) -> _Found:
             yield 0, f"the witness saw {role} incarnation {incarnation} (pid {born.pid}) begin; the log does not know it"
         before = both.died.get((role, incarnation - 1))
         earlier = both.born.get((role, incarnation - 1))
-        if earlier and (before is None or before.t > born.t) and both.end - born.t > 0:
+        if earlier and (before is None or before.t > born.t) and (role, incarnation - 1) not in both.ended_well:
             yield 0, f"{role} incarnation {incarnation} began while incarnation {incarnation - 1} (pid {earlier.pid}) was alive"
 
 
@@ -151,12 +162,10 @@ def _deaths(both: _Both) -> _Found:
         died = both.died.get(life)
         if life in both.born and (died is None or died.t > entry.t + _SOON):
             yield entry.seq, f"{life[0]} incarnation {life[1]} has ended in the log; the witness saw it alive"
-    ended_well = {(e.event.role, e.event.incarnation) for e in both.entries
-                  if isinstance(e.event, ev.RoleStateChanged) and e.event.new in ("stopped", "retired")}  # fmt: skip
     for life, died in both.died.items():
         start = both.started.get(life)
         node = start.event.node if start and isinstance(start.event, ev.RoleStarted) else ""
-        told = life in both.exited or node in both.lost or life in ended_well
+        told = life in both.exited or node in both.lost or life in both.ended_well
         if start and not told and both.end - died.t > _LATE:
             yield start.seq, f"the witness saw {life[0]} incarnation {life[1]} end at {died.t:.2f}; the log does not say so"
 

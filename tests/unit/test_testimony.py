@@ -10,6 +10,7 @@ import pytest
 from story import Story
 
 from robustrl.core import events as ev
+from robustrl.core.roles import RoleState
 from robustrl.core.testimony import Began, Born, Died, Ended, Line, Read, Sight, Weights, cross_check, seal
 
 replace = msgspec.structs.replace
@@ -111,6 +112,32 @@ def test_a_fault_that_did_nothing(process: str) -> None:
     seen.insert(-5, Read(t=115.5, lives={"rollout-1.1": (1.0, "R")}))
     found = check(seen, [*story().entries[:-2], hit, *story().entries[-2:]])
     assert len(found) == 1 and "fault 1 is said to have" in found[0] and "rollout-1" in found[0]
+
+
+def test_a_process_that_becomes_another_role_is_two_lives() -> None:
+    """standby-0 becomes rollout-1 at 115; a new standby-0 is started at 116 while the process lives on."""
+    told = story()
+    extra = Story()
+    extra.entries = []
+    extra.starts(103.0, "standby-0")
+    extra.becomes(115.0, "standby-0", RoleState.STOPPED)
+    extra.starts(116.0, "standby-0")
+    entries = [*told.entries[:-2], *extra.entries, *told.entries[-2:]]
+    seen = sights()
+    lives = [Born(t=103.0, role="standby-0", incarnation=1, pid=7, start_ticks=7), Born(t=116.0, role="standby-0", incarnation=2, pid=7,
+             start_ticks=7), Died(t=140.4, role="standby-0", incarnation=1, pid=7)]  # fmt: skip
+    assert check([*seen[:-5], *lives, *seen[-5:]], entries) == []
+    stays = [entry for entry in entries if not (isinstance(entry.event, ev.RoleStateChanged) and entry.event.role == "standby-0")]
+    assert any("standby-0 incarnation 2 began while incarnation 1" in found for found in check([*seen[:-5], *lives, *seen[-5:]], stays))
+
+
+def test_a_resumed_run_may_have_two_witnesses_or_one() -> None:
+    """The first witness ended at 105; what began before the second one did, nobody saw."""
+    first: list[Sight] = [Began(t=99.0, run="r", host_pid=1), *sights()[1:7], Ended(t=105.0, left=[])]
+    later = [Began(t=113.5, run="r", host_pid=2), *sights()[-5:]]
+    lines = [*chained(first), *chained(later)]
+    found = [finding.text for finding in cross_check(story().entries, lines)]
+    assert not any("was changed" in text or "saw no such process" in text or "cut short" in text for text in found), found
 
 
 def test_its_own_lines_are_chained() -> None:
