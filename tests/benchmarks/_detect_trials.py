@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))  # the virtual world is part of the unit tests
 
 from detection_world import Fault, Shape, World, run_scenario
 from scenario_suite import SUITE

@@ -1,0 +1,67 @@
+"""The bench of the detector: each row has what the targets read, a trial depends on its seed alone, and the comparison is fair to peers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks import _detect_cost, detect
+from tests.benchmarks._detect_peers import OURS, SCALES, compare, curves, draw, incident, ours
+from tests.benchmarks._detect_trials import trial
+from tests.benchmarks._report import Bench
+
+
+def test_targets_have_no_value_until_their_rows_are_there_and_then_they_do():
+    bench = Bench("detect", detect._ROWS, detect.measure)
+    detect.judge(bench)
+    assert all(target["value"] is None and not target["met"] for target in bench.targets)
+    suite = {"trials": 560, "wrong": [], "late_max_samples": 1.5}
+    healthy = {"hours": 8, "failed": 0}
+    kills = {"kills": 26, "delays_s": {"trainer": [0.05] * 26}}
+    rows = {"incidents": {"of": 29, "caught": 29}, "peers": {"not_dominated": {peer: [] for peer in detect.PEERS}},
+            "live-stops": {"late_max_s": 0.2, "early_max_s": 0.0, "also_failed": []},
+            "cost": {"cpu_share": 0.01, "step_ratio": 1.0, "step_ratio_width": 0.02}}  # fmt: skip
+    kinds = {"suite": suite, "healthy": healthy, "live": kills}
+    bench.done = {name: kinds.get(name.partition("-")[0], {}) for name in detect._ROWS} | rows
+    bench.targets.clear()
+    detect.judge(bench)
+    assert [target["name"] for target in bench.targets if not target["met"]] == []
+
+
+def test_a_trial_depends_on_its_seed_alone():
+    first = trial(("freeze/rollout-decoding", 7))
+    assert first == trial(("freeze/rollout-decoding", 7))
+    assert first["wrong"] == [] and (first["stated"], first["found"], first["false"]) == (1, 1, 0)
+    assert first["rules"] == ["heartbeat"] and len(first["late"]) == 2
+
+
+def test_one_drawn_job_is_given_to_all_detectors_and_compared():
+    (found,) = [curves(("freeze/state_keeper", 5))]
+    assert {name for name, _ in found} == {OURS, "ours, suspicions", *detect.PEERS}
+    assert found[OURS, 1.0].delays[0] == pytest.approx(5.1, abs=0.3) and found[OURS, 1.0].mistakes == 0
+    assert found["process idle", 3.0].faults == 1
+    result = compare([found], [found, {}])
+    assert result["trials"] == [1, 1] and result["tuned"]["heartbeat"]["recall"] == 1.0 and result["tuned"]["process idle"]["recall"] == 0.0
+    assert [row[0] for row in result["curves"][OURS]] == sorted(SCALES)
+
+
+def test_each_multiple_of_the_thresholds_is_free_of_contradictions():
+    for scale in SCALES:
+        assert ours(scale).trainer.no_compute == pytest.approx(max(0.3, 3.0 * scale))
+
+
+def test_peers_are_compared_where_no_watcher_is_disturbed():
+    names = {name for name, _ in draw(500, 1)}
+    assert len(names) > 60 and not any("supervisor" in name or "node_agent" in name or name.startswith("node-loss") for name in names)
+    assert draw(5, 2) == draw(5, 2) != draw(5, 3)
+
+
+def test_the_width_of_a_ratio_shrinks_with_its_sample():
+    few, many = (_detect_cost.bootstrap([1.0, 1.1, 0.9] * n, [1.0, 1.05, 0.95] * n) for n in (3, 100))
+    assert few[0] <= many[0] <= 1.0 <= many[1] <= few[1]
+
+
+@pytest.mark.soak
+def test_an_incident_has_its_row():
+    row = incident(("incident/trainer-stuck-engines-fine", 3))
+    assert row["wrong"] == [] and row["rule"] == "no_compute" and row["after_s"] < 3.5
+    assert "probe (slime)" in row["published_that_miss"]
