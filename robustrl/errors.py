@@ -46,5 +46,9 @@ class WeightsError(RobustRLError):
     """A weight pull or commit failed; the text names peer, version, chunk and transport."""
 
 
+class SnapshotError(RobustRLError):
+    """No copy of the trainer's state can be restored; the text names each and what is wrong with it."""
+
+
 class TrainingError(RobustRLError):
     """An optimizer step met a loss or gradient that is not finite; the text names the step and which of them."""

@@ -88,9 +88,11 @@ def _closing(log: Log) -> Found:
 def _steps(log: Log) -> Found:
     """Optimizer steps follow each other without gaps, up to the last in a run called done; step b trains batch b and makes version b.
 
-    A step is committed again only after a rollback to below it, which says what it rolls back; version numbers go on upward then.
+    A step is committed again only after a rollback to below it, which says what it rolls back. Made again bit for bit it is the version
+    that it was; else version numbers go on upward.
     """
     expected, newest, rolled_back = 0, -1, False
+    digests: dict[int, str] = {}
     for entry in log.entries:
         match entry.event:
             case ev.RolledBack(old=old, to=to):
@@ -98,8 +100,10 @@ def _steps(log: Log) -> Found:
                     yield entry.seq, f"rolled back from step {old} to {to}, when the last committed step was {expected - 1}"
                 expected, rolled_back = to + 1, True
             case ev.OptimizerStepCommitted() as event:
-                yield from ((entry.seq, text) for text in _step(log, event, expected, newest, rolled_back))
+                same = rolled_back and event.version == event.step and digests.get(event.version) == event.digest
+                yield from ((entry.seq, text) for text in _step(log, event, expected, event.version - 1 if same else newest, rolled_back))
                 expected, newest = event.step + 1, max(newest, event.version)
+                digests[event.version] = event.digest
     if log.status == "done" and (last := max(log.steps, default=0)) < log.config.steps:
         yield log.end, f"the run is called done after step {last} of {log.config.steps}"
 

@@ -124,7 +124,7 @@ class ErrorRaised(_Event, tag="error_raised"):
 
 
 class RestartDecided(_Event, tag="restart_decided"):
-    """The supervisor's action on a failed role: a new incarnation of it, and of it alone (of a trainer: of all its ranks)."""
+    """The supervisor's action on a failed role: a new incarnation of it, and of it alone."""
 
     role: str
     incarnation: int

@@ -44,7 +44,7 @@ class _Facts:
         self.state = first_state(entry.incarnation)
         self.ready = self.exited = self.node_lost = False
         self.replaced = False
-        """A restart of it, or of its whole kind, is decided: its end is no further news."""
+        """Its restart is decided: its end is no further news."""
         self.error = ""
         self.suspect = False
         self.condemned = ""
@@ -108,7 +108,7 @@ class Lifecycle:
             case ev.RestartDecided(role=role, incarnation=incarnation):
                 if facts := self._current(role, incarnation):
                     self._restarts[role].add(incarnation)
-                    self._replace(facts)
+                    facts.replaced = True
             case ev.ErrorRaised(role=role, incarnation=incarnation, error=error, text=text):
                 if facts := self._current(role, incarnation):
                     facts.error, facts.cause = error, f"{error}: {text}"
@@ -157,17 +157,11 @@ class Lifecycle:
                 )
                 if not (why := why_not_restart(failure, self._budget)):
                     due.append(ev.RestartDecided(role=role, incarnation=facts.incarnation, reason=facts.cause))
-                    self._replace(facts)  # now, too: another rank may have died in the same moment
                 elif end is None:
                     end = ev.EndDecided(status=FAILED, reason=f"{_death(role, facts)}\n{why}")
         if end is None and 0 <= self._steps <= self._measured and (not self._final_evaluation or self._evaluated >= self._steps):
             end = ev.EndDecided(status=DONE, reason=f"all {self._steps} optimizer steps are committed")
         return [*due, end] if end else due
-
-    def _replace(self, facts: _Facts) -> None:
-        """It is restarted, and of a trainer all ranks with it."""
-        for other in self._roles.values():
-            other.replaced |= other is facts or (facts.kind is RoleKind.TRAINER and other.kind is RoleKind.TRAINER)
 
     def _current(self, role: str, incarnation: int) -> _Facts | None:
         """None for a late word of an earlier life."""

@@ -38,7 +38,8 @@ def plan_nodes(config: JobConfig) -> list[NodeSpec]:
 
 
 def place(nodes: list[NodeSpec], config: JobConfig) -> dict[RoleId, str]:
-    """The name of each role's node. On each node there is one node_agent; state_keepers are with the trainer.
+    """The name of each role's node. On each node there is one node_agent; state_keeper-0 is with the trainer, state_keeper-1, its copy,
+    on another node if there is one: with the management, since that node's loss ends the job anyway.
 
     Raises ConfigError naming the role, the pool it wants and the nodes there are, if a pool has no node.
     """
@@ -50,6 +51,8 @@ def place(nodes: list[NodeSpec], config: JobConfig) -> dict[RoleId, str]:
             count = 1 if kind in SINGLE else config.agent_workers
             placed |= {RoleId(kind, i): manager for i in range(count)}
     placed |= _spread(RoleKind.STATE_KEEPER, 1, pools["trainer"])
+    if elsewhere := [name for name in (manager, *(node.name for node in nodes)) if name != pools["trainer"][0]]:
+        placed[RoleId(RoleKind.STATE_KEEPER, 1)] = elsewhere[0]
     placed |= _spread(RoleKind.TRAINER, config.trainer_ranks, pools["trainer"])
     placed |= _spread(RoleKind.ROLLOUT, config.rollouts, pools["rollout"])
     return placed

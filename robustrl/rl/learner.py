@@ -10,10 +10,11 @@ A token generated at temperature T is trained on at temperature T: ``logprobs`` 
 
 from __future__ import annotations
 
-import io
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -198,20 +199,34 @@ class Learner:
     def recovery_state(self) -> bytes:
         """Optimizer, step (and with it the learning-rate schedule) and random state; not the weights. Collective where sharded."""
         optimizer = self.optimizer.state_dict()
-        optimizer["state"] = {i: {key: _full(value) for key, value in entry.items()} for i, entry in optimizer["state"].items()}
-        out = io.BytesIO()
-        torch.save({"step": self.step, "optimizer": optimizer, "rng": torch.get_rng_state()}, out)
-        return out.getvalue()
+        tensors: list[tuple[int, str, str, list[int]]] = []
+        data: list[Any] = []
+        for i, entry in optimizer["state"].items():
+            for key, value in entry.items():
+                whole = _full(value).detach().cpu().contiguous()
+                tensors.append((i, key, str(whole.dtype).removeprefix("torch."), list(whole.shape)))
+                data.append(whole.reshape(-1).view(torch.uint8).numpy())
+        rng = torch.get_rng_state().numpy().tobytes()
+        head = msgspec.msgpack.encode((self.step, rng, optimizer["param_groups"], tensors))
+        return b"".join([len(head).to_bytes(8, "little"), head, *data])
 
     def load_recovery_state(self, state: bytes) -> None:
         """Continues from ``recovery_state``; the weights of the same step come by ``load_weights``. Collective where sharded."""
-        found = torch.load(io.BytesIO(state), weights_only=True, map_location="cpu")
-        optimizer, parameters = found["optimizer"], list(self.model.parameters())
-        for i, entry in optimizer["state"].items():
-            entry.update({key: _like(value, parameters[i]) for key, value in entry.items()})
-        self.optimizer.load_state_dict(optimizer)
-        torch.set_rng_state(found["rng"])
-        self.step = found["step"]
+        start = 8 + int.from_bytes(state[:8], "little")
+        step, rng, groups, tensors = msgspec.msgpack.decode(state[8:start])
+        flat = torch.frombuffer(bytearray(state[start:]) or bytearray(1), dtype=torch.uint8)
+        parameters = list(self.model.parameters())
+        entries: dict[int, dict[str, Any]] = {}
+        at = 0
+        for i, key, name, shape in tensors:
+            dtype = getattr(torch, name)
+            end = at + math.prod(shape) * dtype.itemsize
+            entries.setdefault(i, {})[key] = _like(flat[at:end].clone().view(dtype).view(shape), parameters[i])
+            at = end
+        groups = [group | {"betas": tuple(group["betas"])} for group in groups]
+        self.optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        torch.set_rng_state(torch.frombuffer(bytearray(rng), dtype=torch.uint8))
+        self.step = step
 
     def save_pretrained(self, path: str) -> None:
         """Model and tokenizer in Hugging Face's format; rank 0 writes. Collective where sharded."""

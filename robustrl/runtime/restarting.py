@@ -7,7 +7,6 @@ policy is asked here.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from ..core.recovery import Failure, why_not_restart
 from ..core.roles import RoleId, RoleKind
 from ..errors import PeerDied, WaitTimeout
 from .processes import ProcessId, kill, wait_exit
+from .rank_group import RankGroup
 
 if TYPE_CHECKING:
     from .host import Host
@@ -27,7 +27,7 @@ log = logging.getLogger("host")
 class Restarting:
     def __init__(self, host: Host) -> None:
         self._host, self._lives = host, host.lives
-        self._trainer_restart = asyncio.Lock()
+        self._ranks = RankGroup(self._lives, self._end_life)
 
     def replace_supervisor(self, incarnation: int, pid: int, cause: str) -> None:
         """It cannot judge its own death; the same policy is asked here."""
@@ -40,30 +40,23 @@ class Restarting:
             self._host.record(ev.RestartDecided(role="supervisor", incarnation=incarnation, reason=cause))
 
     async def restart(self, role: str, incarnation: int, reason: str) -> None:
-        """A new life of this role, made from the same spec; of a trainer, of all its ranks."""
-        kind = RoleId.parse(role).kind
-        roles = [role]
-        if kind is RoleKind.TRAINER:
-            roles = [str(r) for r in self._lives.places if r.kind is RoleKind.TRAINER]
-        # a rank may die while the others are still being made: their lives must be known before they are ended
-        async with self._trainer_restart if kind is RoleKind.TRAINER else contextlib.nullcontext():
-            if incarnation != self._lives.incarnations[role]:
-                return  # a decision that was written twice
-            log.info("restarting %s after incarnation %d: %s", role, incarnation, reason)
-            for each in roles:
-                await self._end_life(each)
-            await asyncio.gather(*(self._lives.create(each) for each in roles))
+        """A new life of this role, made from the same spec."""
+        if incarnation != self._lives.incarnations[role]:
+            return  # a decision that was written twice
+        log.info("restarting %s after incarnation %d: %s", role, incarnation, reason)
+        await self._end_life(role)
+        await self._lives.create(role)
         try:
-            await self._set_up_again(role, kind, roles)
+            await self._set_up_again(role)
         except PeerDied as error:  # it or somebody it needs: the supervisor hears of that death as of any other
             log.warning("%s did not come back: %s", role, error)
 
-    async def _set_up_again(self, role: str, kind: RoleKind, roles: list[str]) -> None:
+    async def _set_up_again(self, role: str) -> None:
         deadline = self._host.config.deadlines.role_start
-        await asyncio.gather(*(self._lives.peer(each).call("open", deadline=deadline) for each in roles))
-        match kind:
+        await self._lives.peer(role).call("open", deadline=deadline)
+        match RoleId.parse(role).kind:
             case RoleKind.TRAINER:
-                await self._lives.prepare_trainers(roles)
+                await self._ranks.meet(role)
             case RoleKind.ROLLOUT:
                 await self._lives.peer("rollout_manager").call("add_rollout", role, deadline=deadline, again=True)
             case RoleKind.TASK_RUNNER:

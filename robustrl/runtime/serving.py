@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .host import Host
 
 log = logging.getLogger("host")
+_DIGESTS = 64
+"""Versions whose digest is told to a state keeper in a later life."""
 
 
 class Serving:
@@ -159,6 +161,9 @@ class Serving:
         ledger = self._host.state.ledger
         return {
             "step": self._host.state.step,
+            "committed": max(self._host.state.step_times, default=-1),
+            "version": self._host.state.newest,
+            "digests": {str(version): view.digest for version, view in list(self._host.state.announced.items())[-_DIGESTS:]},
             "evaluated": [done.version for done in self._host.state.evaluations],
             "paused": self._host.state.paused,
             "metrics": int(self._host.state.metrics[-1]["step"]) if self._host.state.metrics else 0,

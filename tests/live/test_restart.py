@@ -118,3 +118,20 @@ def test_the_model_goes_on_bit_for_bit_from_the_keepers_snapshot(launch: Callabl
     assert (again.version, again.digest, again.incarnation) == (before.version, before.digest, 2)
     job.resume()
     job.wait(step=before.step + 2, timeout=120)
+
+
+@pytest.mark.timeout(240)
+def test_of_two_ranks_only_the_dead_one_is_replaced(launch: Callable[..., Job]) -> None:
+    job = launch(steps=100_000, trainer_ranks=2, evaluation_prompts=0, rollouts=1, agent_workers=1)
+    job.wait(step=2, timeout=240)
+    for rank, other in (("trainer-1", "trainer-0"), ("trainer-0", "trainer-1")):
+        step, incarnation = job.step, job.roles[rank].incarnation
+        pids = kill(job, rank)
+        wait_for(f"the next life of {rank}", lambda r=rank, n=incarnation + 1: job.roles[r].incarnation == n, 60)
+        job.wait(step=step + 3, timeout=120)
+        assert job.roles[other].pid == pids[other], "the surviving rank stays"
+        assert job.roles[rank].state == job.roles[other].state == "healthy"
+    job.pause()
+    time.sleep(1.0)
+    job.stop()
+    assert audit(job.events) == []

@@ -152,6 +152,16 @@ def test_a_rolled_back_step_is_made_again_under_a_new_version() -> None:
     assert audit(rolled_back()) == []
 
 
+def test_a_rolled_back_step_that_is_made_again_bit_for_bit_is_the_version_that_it_was() -> None:
+    entries = rolled_back(version=2)
+    digest = next(e.event.digest for e in entries if isinstance(e.event, ev.OptimizerStepCommitted) and e.event.step == 2)
+    at = next(i for i, e in enumerate(entries) if isinstance(e.event, ev.RolledBack))
+    again = entries[at + 1].event
+    assert isinstance(again, ev.OptimizerStepCommitted)
+    entries[at + 1] = replace(entries[at + 1], event=replace(again, digest=digest))
+    assert audit(forge([*entries[: at + 2], *entries[at + 4 :]])) == []
+
+
 @pytest.mark.parametrize(
     ("forged", "text"),
     [

@@ -157,12 +157,12 @@ def test_the_restart_budget_is_per_role_and_then_the_job_ends() -> None:
     assert end.status == "failed" and "budget of 1" in end.reason
 
 
-def test_the_death_of_one_rank_restarts_the_trainer_once() -> None:
+def test_the_death_of_one_rank_restarts_that_rank() -> None:
     log = Log(restarts=3)
     log.start("trainer-0")
     log.start("trainer-1")
-    assert isinstance(log.add(killed("trainer-1"))[-1], ev.RestartDecided)
-    assert states(log.add(killed("trainer-0"))) == [("trainer-0", "healthy", "failed")], "the host ended it: no further decision"
+    assert [e.role for e in log.add(killed("trainer-1")) if isinstance(e, ev.RestartDecided)] == ["trainer-1"]
+    assert [e.role for e in log.add(killed("trainer-0")) if isinstance(e, ev.RestartDecided)] == ["trainer-0"]
 
 
 def test_a_role_that_never_became_healthy_is_not_restarted() -> None:
@@ -260,8 +260,7 @@ def test_reports_and_late_verdicts_change_nothing() -> None:
     assert log.add(verdict("trainer-0", "failed", incarnation=1)) == []
 
 
-def test_ranks_that_die_in_one_moment_are_restarted_once() -> None:
-    """A restart of one rank is one of all: two of them would make each rank twice."""
+def test_ranks_that_die_in_one_moment_are_each_restarted_once() -> None:
     log = Log(restarts=3)
     for role in ("trainer-0", "trainer-1", "rollout-0", "agent_worker-0"):
         log.start(role)
@@ -269,5 +268,6 @@ def test_ranks_that_die_in_one_moment_are_restarted_once() -> None:
     for role in ("trainer-0", "agent_worker-0"):
         log._feed(ev.ProcessExited(role=role, incarnation=1, pid=7, cause="pidfd", last_lines=[]))
     due = log.add(ev.ProcessExited(role="trainer-1", incarnation=1, pid=7, cause="pidfd", last_lines=[]))
-    assert [e.role for e in due if isinstance(e, ev.RestartDecided)] == ["trainer-0", "agent_worker-0"]
+    assert sorted(e.role for e in due if isinstance(e, ev.RestartDecided)) == ["agent_worker-0", "trainer-0", "trainer-1"]
+    assert log.add(ev.ProcessExited(role="trainer-1", incarnation=1, pid=7, cause="Ray", last_lines=[])) == []
     assert {role for role, _, new in states(due) if new == "failed"} == {"trainer-0", "trainer-1", "agent_worker-0"}

@@ -22,7 +22,8 @@ def test_four_own_nodes():
     assert _own(4, rollouts=3, trainer_ranks=2, agent_workers=2) == {
         "node_agent-0": "node-0", "node_agent-1": "node-1", "node_agent-2": "node-2", "node_agent-3": "node-3",
         "supervisor": "node-0", "task_runner": "node-0", "rollout_manager": "node-0", "request_manager": "node-0",
-        "agent_worker-0": "node-0", "agent_worker-1": "node-0", "state_keeper-0": "node-1", "trainer-0": "node-1", "trainer-1": "node-1",
+        "agent_worker-0": "node-0", "agent_worker-1": "node-0", "state_keeper-0": "node-1", "state_keeper-1": "node-0",
+        "trainer-0": "node-1", "trainer-1": "node-1",
         "rollout-0": "node-2", "rollout-1": "node-3", "rollout-2": "node-2",
     }
 

@@ -19,6 +19,7 @@ def test_an_evaluation_that_its_earlier_life_died_of_is_made_again(done: int, ex
     stub: Any = runner
     stub.config, stub.deadlines = JobConfig(profile="class", steps=6, evaluation_every=2), Deadlines()
     stub.spec = SimpleNamespace(incarnation=2)
+    stub._finishing = None
     stub.page, stub._tensorboard = SimpleNamespace(update=lambda **_: None), SimpleNamespace(close=lambda: None)
 
     async def nothing(*_: Any, **__: Any) -> None:
@@ -30,7 +31,7 @@ def test_an_evaluation_that_its_earlier_life_died_of_is_made_again(done: int, ex
     async def evaluate(version: int) -> None:
         evaluated.append(version)
 
-    stub.peer = stub._gate = stub._dispatch = stub._train = stub._ask_rollouts = nothing
+    stub.peer = stub._gate = stub._dispatch = stub._train = stub._finish_step = stub._ask_rollouts = nothing
     stub._take_up, stub._evaluate = take_up, evaluate
     asyncio.run(runner.run())
     assert evaluated == expected
