@@ -140,6 +140,7 @@ def test_a_flush_is_due_after_so_many_tokens_whatever_the_time(slow: bool) -> No
         made, here, _ = rollout()
         here.page = SimpleNamespace(stamp=lambda: None, update=lambda **_: None, phase=None)
         here._pace = 0.0
+        here.disturbance = SimpleNamespace(pass_by=lambda place, working: None, holds=lambda role: False)
         here._commands = SimpleNamespace(get=_empty, get_nowait=_empty)
         here._begin([trajectory(1)])
         step = [Delta("1", [4], [-1.0], None)]
