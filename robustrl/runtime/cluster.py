@@ -48,6 +48,8 @@ _SETTINGS = {
     "RAY_enable_pipe_based_agent_to_parent_health_check": "1",
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
+    # Ray would run its workers at niceness 15: whatever else the machine does would hold up the job, and its recovery
+    "RAY_worker_niceness": "0",
     # Ray would kill roles when memory runs short, and nobody would know why one died
     "RAY_memory_monitor_refresh_ms": "0",
     # a killed raylet is noticed after about 3 s, and a busy machine has 5 s to answer
