@@ -426,6 +426,12 @@ class AsyncJob:
     async def add_rollout(self, timeout: float | None = None) -> RoleHandle:
         return await asyncio.to_thread(self._job.add_rollout, timeout)
 
+    async def inject(self, fault: Fault, *, hidden: bool = False, timeout: float | None = None) -> FaultHandle:
+        return await asyncio.to_thread(self._job.inject, fault, hidden=hidden, timeout=timeout)
+
+    async def schedule(self, schedule: Schedule, timeout: float | None = None) -> ScheduleHandle:
+        return await asyncio.to_thread(self._job.schedule, schedule, timeout)
+
     async def stop(self, timeout: float = 30.0) -> None:
         await asyncio.to_thread(self._job.stop, timeout)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -94,6 +94,10 @@ _ENDS = [
 
 @pytest.mark.parametrize("fault, rule", _ENDS, ids=[f"{fault.name}-{fault.target}" for fault, _ in _ENDS])
 def test_the_end_of_a_process(job: Job, fault: Fault, rule: str) -> None:
+    ends(job, fault, rule)
+
+
+def ends(job: Job, fault: Fault, rule: str) -> None:
     view = followed(job, fault)
     assert view.detected is not None and view.detected.rule == rule
     limit = 3.0 if fault.target == "node_agent-0" else 0.5  # nobody watches a node agent from outside but Ray, by way of the host
@@ -115,6 +119,10 @@ _SILENT = [
 
 @pytest.mark.parametrize("fault, rule, limit", _SILENT, ids=[f"{fault.name}-{fault.target}" for fault, *_ in _SILENT])
 def test_a_silent_role(job: Job, fault: Fault, rule: str, limit: float) -> None:
+    falls_silent(job, fault, rule, limit)
+
+
+def falls_silent(job: Job, fault: Fault, rule: str, limit: float) -> None:
     view = followed(job, fault)
     assert view.detected is not None and view.detected.rule == rule
     verdict = next(e.event for e in job.events if isinstance(e.event, ev.Verdict) and e.t == view.detected.t and e.event.kind == "failed")
@@ -139,6 +147,10 @@ _BENIGN = [
 
 @pytest.mark.parametrize("fault", _BENIGN, ids=[f"{fault.name}-{fault.kind}" for fault in _BENIGN])
 def test_a_disturbance_condemns_nobody(job: Job, fault: Fault) -> None:
+    disturbs(job, fault)
+
+
+def disturbs(job: Job, fault: Fault) -> None:
     before, pids = len(job.events), {name: role.pid for name, role in job.roles.items()}
     handle = job.inject(fault)
     wait_for("its end", lambda: handle.outcome == "over", timeout=60)
@@ -219,3 +231,19 @@ def test_the_log_of_all_that_passes_the_audit(job: Job) -> None:
     assert audit(job.events) == []
     rows = job.faults
     assert len(rows) >= 30 and not [row for row in rows if row["outcome"] in ("not_fired", "vanished")]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_all_of_them_three_times_in_a_row(launch: Callable[..., Job]) -> None:
+    job = launch(**_SETTINGS | {"restarts": 500})
+    job.wait(step=2, timeout=280)
+    for _ in range(3):
+        for fault, rule in _ENDS:
+            ends(job, fault, rule)
+        for fault, rule, limit in _SILENT:
+            falls_silent(job, fault, rule, limit)
+        for fault in _BENIGN:
+            disturbs(job, fault)
+    job.stop()
+    assert audit(job.events) == []
