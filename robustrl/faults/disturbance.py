@@ -90,6 +90,7 @@ class Disturbance:
             self._orders.remove(order)
             try:
                 self._holding[_DISK] = (order, time.monotonic() + order.options["seconds"])
+                folder.mkdir(parents=True, exist_ok=True)
                 self._say(order, {"full": disk.fill(folder), "folder": folder.name, "thread": threading.current_thread().name})
             except OSError as error:
                 del self._holding[_DISK]
