@@ -325,10 +325,11 @@ class Planner:
             raise ConfigError("fault", number, f"there are {', '.join(map(str, self.book.faults)) or 'none yet'}")
         if self._waiting.pop(number, None) is not None:
             return None
-        if armed := self._armed.get(number):
-            return armed.role, armed.lives[armed.role]
         if view.outcome:
             raise RobustRLError(f"fault {number} ({view.kind}) has ended already: {view.outcome}")
+        if not view.hits:
+            armed = self._armed[number]
+            return armed.role, armed.lives[armed.role]
         hit = view.hits[0]
         role = self.state.roles[hit.role]
         if role.incarnation != hit.incarnation or role.exited:
