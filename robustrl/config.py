@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
+from .core.events import RecoverySettings
 from .errors import ConfigError, MissingExtra
 
 
@@ -53,6 +54,15 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     train_step: float = 600.0
     pull: float = 60.0
     stop: float = 10.0
+
+
+class RecoveryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a job begins with; live: job.recovery."""
+
+    mode: Literal["observe", "isolated", "full"] = "isolated"
+    """Verdicts only; restart the failed role alone; or restart everything, the usual baseline."""
+    standbys: Literal["auto", "warm", "cold"] = "auto"
+    """Whether a process that is warm takes a failed role over; ``auto``: where the job keeps standbys."""
 
 
 class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -96,6 +106,10 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """A process outside the job keeps a log of its own of what it sees on this machine; `robustrl audit RUN --witness` compares."""
     restarts: int = 3
     """Times that one role may be restarted; 0: a failed role ends the job."""
+    recovery: RecoveryConfig = RecoveryConfig()
+    standbys: int | None = None
+    """Warm processes that can become a trainer or a rollout, and with them one for all other roles; None: 1 in profile ``lab`` if memory
+    allows, else 0."""
     evaluation_prompts: int = 256
     evaluation_every: int = 0
     """Optimizer steps between evaluations; 0: before the first and after the last only."""
@@ -117,6 +131,12 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def outlives_owner(self) -> bool:
         return self.address is not None if self.keep_alive is None else self.keep_alive
 
+    def first_recovery(self) -> RecoverySettings:
+        standbys = self.recovery.standbys
+        if standbys == "auto":
+            standbys = "warm" if self.standbys else "cold"
+        return RecoverySettings(mode=self.recovery.mode, standbys=standbys)
+
     @property
     def trainer_slots(self) -> int:
         """Trainer ranks that the one trainer node of a cluster of our own takes."""
@@ -133,7 +153,7 @@ _LEAST_NODES = {"lab": 3, "class": 1}
 _AT_LEAST: dict[str, float] = {
     "steps": 1, "seed": 0, "prompts_per_step": 1, "samples_per_prompt": 2, "staleness": 0, "rollouts": 1, "trainer_ranks": 1,
     "agent_workers": 1, "restarts": 0, "evaluation_prompts": 0, "evaluation_every": 0, "rollout_concurrency": 1, "max_model_len": 2,
-    "object_store_mb": 75, "checkpoint_every": 0,
+    "object_store_mb": 75, "standbys": 0, "checkpoint_every": 0,
     "grpo.warmup_steps": 0, "grpo.importance_cap": 1, "grpo.kl_coefficient": 0, "grpo.weight_decay": 0, "grpo.micro_batch": 1,
     "sampling.max_tokens": 1,
 }
@@ -144,7 +164,7 @@ _AT_MOST: dict[str, float] = {
     "trainer_ranks": 10**4, "agent_workers": 10**4, "restarts": 10**6, "evaluation_prompts": 10**6, "evaluation_every": 10**9,
     "checkpoint_every": 10**9,
     "rollout_concurrency": 10**6, "max_model_len": 10**9, "grpo.micro_batch": 10**9,
-    "sampling.top_p": 1, "grpo.clip": 1,
+    "sampling.top_p": 1, "grpo.clip": 1, "standbys": 10**4,
     **{f"deadlines.{field}": 10**7 for field in Deadlines.__struct_fields__},
 }
 """Beyond these a number is a slip, and would only fail later in a library that cannot hold it."""
@@ -157,6 +177,8 @@ _GIB = 1 << 30
 _BASE = 0.3
 """GiB, from PSS measured on the reference machine: host, raylets, engines with a tiny model, light roles."""
 _PER_NODE, _PER_RANK, _PER_LIGHT_ROLE = 0.1, 0.4, 0.09
+_SPARE = 0.7
+"""Of the free memory, that a job may take with the standbys that it was not asked for."""
 _PER_ROLLOUT = {"vllm": 2.0, "torch": 0.4}
 _WEIGHT_COPIES = {"rollout": 2, "rank": 4, "keeper": 8}
 """How often each holds a custom model: an engine and its staging; weights, gradients and two moments; two snapshots and two versions."""
@@ -197,7 +219,7 @@ def check(config: JobConfig) -> None:
         if not 0 < (value := _get(config, field)) < math.inf:
             raise ConfigError(field, value, "must be greater than 0 and finite")
     for field, most in _AT_MOST.items():
-        if (value := _get(config, field)) > most:
+        if (value := _get(config, field)) is not None and value > most:
             raise ConfigError(field, value, f"must be at most {most}")
     if not _NAME.fullmatch(config.name):
         raise ConfigError("name", config.name, "must be 1 to 32 letters, digits, - and _, the first a letter")
@@ -214,6 +236,17 @@ def check(config: JobConfig) -> None:
     from .rl.tasks import check_task
 
     check_task(config.task, config.task_options)
+
+
+def settle_standbys(config: JobConfig, available: tuple[int, str] | None = None) -> JobConfig:
+    """With their number decided, where it was left open."""
+    if config.standbys is not None:
+        return config
+    one = msgspec.structs.replace(config, standbys=1)
+    from .runtime.machine import available_memory
+
+    fits = config.profile == "lab" and config.address is None and memory_needed(one) <= _SPARE * (available or available_memory())[0]
+    return one if fits else msgspec.structs.replace(config, standbys=0)
 
 
 def check_machine(config: JobConfig, available: tuple[int, str] | None = None) -> None:
@@ -240,6 +273,8 @@ def memory_needed(config: JobConfig) -> int:
     light = 4 + config.agent_workers + 2 * config.nodes
     gib = (_BASE + _PER_NODE * config.nodes + _PER_LIGHT_ROLE * light + _PER_RANK * config.trainer_ranks
            + _PER_ROLLOUT[config.engine] * config.rollouts)
+    if config.standbys:
+        gib += _PER_LIGHT_ROLE + config.standbys * (_PER_RANK + _PER_ROLLOUT[config.engine])
     folder = Path(config.model).expanduser()
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if config.model != "tiny" else 0
     copies = (_WEIGHT_COPIES["rollout"] * config.rollouts + _WEIGHT_COPIES["rank"] * config.trainer_ranks + _WEIGHT_COPIES["keeper"])

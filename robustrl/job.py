@@ -23,6 +23,7 @@ import msgspec
 from .config import JobConfig
 from .core import events as ev
 from .core.accounting import Account, account
+from .core.recovery import MODES, STANDBYS
 from .core.run_state import RoleView, RunState
 from .core.thresholds import Thresholds
 from .errors import ConfigError, HostGone, JobFailed, RobustRLError, WaitTimeout
@@ -140,6 +141,11 @@ class Job:
         self._check_started()
         with self._changed:
             return Table(view.row() for view in self._state.faults.faults.values())
+
+    @property
+    def recovery(self) -> LiveRecovery:
+        """How failures are answered: ``job.recovery.mode = "full"``, ``job.recovery.standbys = "cold"``; takes effect at once."""
+        return LiveRecovery(self)
 
     @property
     def thresholds(self) -> LiveThresholds:
@@ -436,6 +442,46 @@ class AsyncJob:
         await asyncio.to_thread(self._job.stop, timeout)
 
 
+class LiveRecovery:
+    """How a live job recovers; reading shows what is in force, setting checks and applies. Raises ConfigError.
+
+    ``mode``: observe (verdicts only), isolated (the failed role alone) or full (everything, the usual baseline). ``standbys``: warm (a warm
+    process takes over, where there is one) or cold.
+    """
+
+    __slots__ = ("_job",)
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    @property
+    def mode(self) -> str:
+        return self._job._state.recovery_mode
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
+        self._set("mode", mode, MODES)
+
+    @property
+    def standbys(self) -> str:
+        return self._job._state.recovery_standbys
+
+    @standbys.setter
+    def standbys(self, standbys: str) -> None:
+        self._set("standbys", standbys, STANDBYS)
+
+    def _set(self, field: str, value: str, allowed: tuple[str, ...]) -> None:
+        if value not in allowed:
+            raise ConfigError(f"recovery.{field}", value, f"must be one of {', '.join(allowed)}")
+        job, name = self._job, f"recovery_{field}"
+        job._call("set_recovery", None, **{field: value})
+        with job._changed:  # what was set can be read
+            job._changed.wait_for(lambda: getattr(job._state, name) == value or job.over, _CONNECT)
+
+    def __repr__(self) -> str:
+        return f"mode {self.mode}, standbys {self.standbys}"
+
+
 class LiveThresholds:
     """Sections of the thresholds of a live job; reading shows what is in force, setting checks and applies. Raises ConfigError."""
 
@@ -524,6 +570,16 @@ class RoleHandle:
         if not 0 <= seconds < float("inf"):
             raise ConfigError("seconds", seconds, "must be finite and not negative; 0: for good")
         return int(self._job._call("signal", None, role=self.name, signal="hang", seconds=float(seconds)))
+
+    def restart(self) -> int:
+        """End this life and begin the next one, as a recovery would; returns the incarnation that ends. Raises JobFailed, HostGone."""
+        return int(self._job._call("order", None, role=self.name, action="restart"))
+
+    def drain(self) -> int:
+        """A rollout: its unfinished work goes to others, it gets no more, and it ends; `restart` brings it back. Returns the incarnation
+        that ends. Raises ConfigError for other roles, JobFailed for the last rollout that serves.
+        """
+        return int(self._job._call("order", None, role=self.name, action="drain"))
 
     def logs(self, lines: int = 50) -> list[str]:
         """Last lines of the log of its present life."""

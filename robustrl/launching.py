@@ -19,31 +19,45 @@ import msgspec
 
 from . import config as configuration
 from .config import JobConfig
-from .errors import ConfigError, HostGone, MissingExtra, WaitTimeout
+from .core.events import RunEnded
+from .core.lifecycle import DONE
+from .errors import ConfigError, HostGone, MissingExtra, RobustRLError, WaitTimeout
 from .job import Job
 from .runtime import processes, registry, wire
+from .runtime.event_log import read_log
 from .runtime.registry import JobEntry
 
 _HOST = ("-m", "robustrl.runtime.host")
 _WITNESS = ("-m", "robustrl.runtime.witness")
 _STOP_CALL = 10.0
 _POLL = 0.1
+_LEFT_OVER = 10.0
+"""Seconds in which processes of a run that is resumed have to go."""
 
 
-def launch(config: JobConfig | None = None, *, reward: Callable[..., list[float]] | str | None = None, **settings: Any) -> Job:
+def launch(config: JobConfig | None = None, *, reward: Callable[..., list[float]] | str | None = None,
+           resume: str | Path | None = None, **settings: Any) -> Job:
     """Start a job and return its handle, within a second; the job starts up in the background.
 
     Settings are those of JobConfig, by name, or one JobConfig. ``reward``: a function with TRL's signature, or ``module:function``. An
     earlier job of this process with the same name is replaced in the background; with ``address=`` a live job with an equal configuration
-    is attached to. Raises ConfigError or MissingExtra for what can be seen without heavy imports or the network; the rest raises from
-    the first wait or access.
+    is attached to. ``resume``: the directory of a run whose host has ended, on this machine, before its steps were done; it goes on there,
+    with its own settings, from its last state, journal and log.
+
+    Raises ConfigError or MissingExtra for what can be seen without heavy imports or the network; the rest raises from the first wait or
+    access.
     """
+    if resume is not None:
+        if config is not None or settings or reward is not None:
+            raise ConfigError("resume", str(resume), "takes no other settings: the run has its own")
+        return _resume(Path(resume).expanduser().resolve())
     if config is not None and settings:
         raise ConfigError("settings", sorted(settings), "give one JobConfig or settings by name, not both")
     given = msgspec.structs.asdict(config) if config is not None else settings
     pickled = _pickle(reward) if callable(reward) else None
     config = configuration.make_config(given | ({"reward": reward} if isinstance(reward, str) else {}))
     configuration.check(config)
+    config = configuration.settle_standbys(config)
     configuration.check_machine(config)
     with registry.locked():
         live = registry.find(config.name)
@@ -71,7 +85,7 @@ def _me() -> processes.ProcessId:
 
 def _start(config: JobConfig, pickled: bytes | None, replaces: str | None) -> Job:
     run = registry.new_run_id(config.name)
-    address = f"unix:{registry.socket_path(run)}"
+    registry.socket_path(run)  # its path may be too long
     folder = Path(config.run_dir).expanduser().absolute() / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}-{run[-6:]}"
     me = _me()
     try:
@@ -86,6 +100,10 @@ def _start(config: JobConfig, pickled: bytes | None, replaces: str | None) -> Jo
         output = os.open(folder / "logs" / "host.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except (OSError, ValueError) as error:  # ValueError: a NUL in it
         raise ConfigError("run_dir", config.run_dir, f"cannot be written: {error}") from None
+    return _start_host(config, run, folder, output, me)
+
+
+def _start_host(config: JobConfig, run: str, folder: Path, output: int, me: processes.ProcessId) -> Job:
     try:
         process = subprocess.Popen(
             [sys.executable, *_HOST, str(folder)], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
@@ -93,7 +111,8 @@ def _start(config: JobConfig, pickled: bytes | None, replaces: str | None) -> Jo
     finally:
         os.close(output)
     entry = JobEntry(name=config.name, run=run, run_dir=str(folder), host_pid=process.pid,
-                     host_ticks=processes.read_start_ticks(process.pid), owner_pid=me.pid, owner_ticks=me.start_ticks, address=address)
+                     host_ticks=processes.read_start_ticks(process.pid), owner_pid=me.pid, owner_ticks=me.start_ticks,
+                     address=f"unix:{registry.socket_path(run)}")
     registry.write(entry)
     if config.witness:
         _start_witness(entry)
@@ -108,6 +127,31 @@ def _start_witness(entry: JobEntry) -> None:
         witness = subprocess.Popen([sys.executable, *_WITNESS, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                    start_new_session=True, env=environment)  # fmt: skip
     threading.Thread(target=witness.wait, name=f"robustrl-witness {entry.run}", daemon=True).start()
+
+
+def _resume(folder: Path) -> Job:
+    """The next part of the run in ``folder``: its processes, if any is left, are ended first."""
+    try:
+        note = msgspec.json.decode((folder / "job.json").read_bytes(), type=registry.HostFile)
+        config = msgspec.json.decode((folder / "config.json").read_bytes(), type=JobConfig)
+        last = read_log(folder / "events.jsonl", live=True)[-1].event
+    except (OSError, IndexError, RobustRLError, msgspec.DecodeError) as error:
+        raise ConfigError("resume", str(folder), f"must be the directory of an earlier run: {error}") from None
+    if isinstance(last, RunEnded) and last.status == DONE:
+        raise ConfigError("resume", str(folder), f"is done: {last.reason}")
+    configuration.check_machine(config)
+    with registry.locked():
+        if live := next((entry for entry in registry.live_jobs() if entry.run == note.run), None):
+            raise ConfigError("resume", str(folder), f"goes on: its host is process {live.host_pid}; "
+                              f"robustrl.attach({config.name!r}) connects to it")
+        registry.check_name(config.name)
+        processes.kill_marked(note.run, _LEFT_OVER)
+        registry.clear_for_resume(note.run)
+        me = _me()
+        note = msgspec.structs.replace(note, owner_pid=me.pid, owner_ticks=me.start_ticks, replaces=None)
+        (folder / "job.json").write_bytes(msgspec.json.encode(note))
+        output = os.open(folder / "logs" / "host.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        return _start_host(config, note.run, folder, output, me)
 
 
 def _write_private(path: Path, data: bytes) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -75,10 +76,14 @@ def _closing(log: Log) -> Found:
     """One closing record, at the very end; a run that is called done was decided to be."""
     if not log.entries or not isinstance(log.entries[-1].event, ev.RunEnded):
         yield log.end, "the log does not end with run_ended: the run goes on, or was cut off"
+    parts = [0, *(seq for seq, _ in log.all(ev.RunResumed)), log.end]
     for seq, _ in log.all(ev.RunEnded)[:-1]:
-        yield seq, "a closing record before the end"
-    if len(decided := log.all(ev.EndDecided)) > 1:
-        yield decided[1][0], "the end was decided twice"
+        if seq + 1 not in parts[1:-1]:
+            yield seq, "a closing record before the end"
+    for first, last in pairwise(parts):
+        decided = [(seq, event) for seq, event in log.all(ev.EndDecided) if first < seq <= last]
+        if len(decided) > 1:
+            yield decided[1][0], "the end was decided twice"
     if log.status not in ("", "done", "stopped", "failed"):
         yield log.end, f"status {log.status!r}: must be done, stopped or failed"
     if log.status == "done" and [event.status for _, event in decided] != ["done"]:

@@ -23,6 +23,9 @@ def roles(log: Log) -> Found:
                 nodes.add(node)
             case ev.NodeLost(node=node):
                 nodes.discard(node)
+            case ev.RunResumed():
+                nodes.clear()
+                state.clear()
             case ev.RoleStarted(role=role, incarnation=incarnation):
                 if entry.event.node not in nodes:
                     yield entry.seq, f"{role} started on {entry.event.node}, which is not there"
@@ -71,6 +74,10 @@ def recoveries(log: Log) -> Found:
                 gone.add((role, incarnation))
             case ev.NodeLost(node=node):
                 gone.update(life for life, where in nodes.items() if where == node)
+            case ev.RoleStateChanged(role=role, incarnation=incarnation, new=RoleState.STOPPED):
+                gone.add((role, incarnation))  # its process may go on as another role
+            case ev.RunResumed():
+                gone.update(nodes)
             case ev.RestartDecided(role=role, incarnation=incarnation) if (role, incarnation) not in begun:
                 yield entry.seq, f"a restart of {role} incarnation {incarnation} was decided, which never started"
     if not log.status:

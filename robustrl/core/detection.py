@@ -142,6 +142,13 @@ class Detector:
                 self.thresholds = Thresholds.from_dict(event.thresholds)
                 self._limits = dict(self.thresholds.items())
                 self._touched.update(self._lives)
+            case ev.RunResumed():
+                self._over = self._paused = False
+                self._lives.clear()
+                self._kinds.clear()
+                self._deadlines.clear()
+                self._touched.clear()
+                self._commit = self._step_since = None
             case ev.RunStarted():
                 self._steps = int(event.config.get("steps", -1))
                 self._checkpoint_every = int(event.config.get("checkpoint_every", 0))

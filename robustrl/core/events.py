@@ -145,6 +145,23 @@ class RecoverySettings(_Event, tag="recovery_settings"):
     """warm or cold."""
 
 
+class RoleOrdered(_Event, tag="role_ordered"):
+    """The user wants something of this life of a role."""
+
+    role: str
+    incarnation: int
+    action: str
+    """restart, or drain: its work goes to others, and it ends."""
+
+
+class RunResumed(_Event, tag="run_resumed"):
+    """A new host goes on where the one before ended without a closing record. Every life that a role had before has ended."""
+
+    wall: float
+    """Unix time."""
+    host_pid: int
+
+
 class SnapshotCopied(_Event, tag="snapshot_copied"):
     """A second copy of a committed optimizer step's state is complete and checked."""
 
@@ -544,6 +561,8 @@ Event = Union[
     FaultInjected,
     FaultEnded,
     FaultRevealed,
+    RoleOrdered,
+    RunResumed,
 ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from . import events as ev
-from .recovery import Failure, why_not_restart
+from .recovery import COLD, FULL, ISOLATED, OBSERVE, WARM, Candidate, Failure, choose_standby, why_all, why_not_restart
 from .roles import TRANSITIONS, RoleId, RoleKind, RoleState, first_state
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
@@ -24,11 +24,13 @@ class _Facts:
         "condemned",
         "error",
         "exited",
+        "gave",
         "incarnation",
         "kind",
         "last_lines",
         "node",
         "node_lost",
+        "ordered",
         "phase",
         "pid",
         "ready",
@@ -44,7 +46,11 @@ class _Facts:
         self.state = first_state(entry.incarnation)
         self.ready = self.exited = self.node_lost = False
         self.replaced = False
-        """Its restart is decided: its end is no further news."""
+        """A restart of it, or of its whole kind, is decided: its end is no further news."""
+        self.gave: tuple[str, int] | None = None
+        """The role, and its life that failed, whose next life runs in this one's process."""
+        self.ordered = ""
+        """What the user wants of it: restart or drain."""
         self.error = ""
         self.suspect = False
         self.condemned = ""
@@ -54,7 +60,17 @@ class _Facts:
         self.cause = ""
         self.last_lines: list[str] = []
 
+    @property
+    def failed(self) -> bool:
+        return (self.exited or bool(self.condemned)) and not self.gave and self.ordered != "drain"
+
+    @property
+    def serves(self) -> bool:
+        return self.state is RoleState.HEALTHY and not (self.exited or self.condemned or self.gave or self.ordered or self.replaced)
+
     def implied(self) -> RoleState:
+        if self.gave or self.ordered == "drain":
+            return RoleState.STOPPED
         if self.exited or self.condemned:
             return RoleState.FAILED
         if not self.ready:
@@ -71,7 +87,16 @@ class Lifecycle:
         self._roles: dict[str, _Facts] = {}
         self._restarts: defaultdict[str, set[int]] = defaultdict(set)
         """Role -> its incarnations that were, or are being, replaced."""
-        self._were_healthy: set[str] = set()
+        self._healthy: defaultdict[str, set[int]] = defaultdict(set)
+        """Role -> its incarnations that were healthy at some time."""
+        self._fault_steps: dict[tuple[str, int], int] = {}
+        """Failed life of a trainer rank -> the optimizer step that was under way."""
+        self._begun_at: dict[object, int] = {}
+        """Beginnings of the job, resumptions included -> the last committed step at that moment."""
+        self._committed = -1
+        self._mode, self._standbys = ISOLATED, COLD
+        self._heavy = 0
+        self._joined = False
         self._budget = 0
         self._steps = -1
         self._measured = -1
@@ -85,7 +110,19 @@ class Lifecycle:
         match entry.event:
             case ev.RunStarted(config=config):
                 self._steps, self._budget = config["steps"], config["restarts"]
+                self._joined, self._heavy = config.get("address") is not None, config.get("standbys") or 0
+                self._begun_at["start"] = 0
                 self._final_evaluation = config["evaluation_prompts"] > 0
+            case ev.RunResumed(wall=wall):
+                self._begun_at.setdefault(wall, self._committed)
+                self._roles.clear()
+                self._failure, self._ended = None, False
+            case ev.RecoverySettings(mode=mode, standbys=standbys):
+                self._mode, self._standbys = mode, standbys
+            case ev.RoleOrdered(role=role, incarnation=incarnation, action=action):
+                if facts := self._current(role, incarnation):
+                    facts.ordered = action
+                    facts.replaced = False
             case ev.RoleStarted() as event:
                 self._roles[event.role] = _Facts(event)
             case ev.RoleReady(role=role, incarnation=incarnation):
@@ -101,14 +138,13 @@ class Lifecycle:
                 if facts := self._current(role, incarnation):
                     facts.state = RoleState(new)
                     if facts.state is RoleState.HEALTHY:
-                        self._were_healthy.add(role)
+                        self._healthy[role].add(incarnation)
             case ev.ProcessExited(role=role, incarnation=incarnation, cause=cause, last_lines=lines):
                 if facts := self._current(role, incarnation):
                     facts.exited, facts.cause, facts.last_lines = True, facts.cause or cause, lines
-            case ev.RestartDecided(role=role, incarnation=incarnation):
+            case ev.RestartDecided(role=role, incarnation=incarnation) as event:
                 if facts := self._current(role, incarnation):
-                    self._restarts[role].add(incarnation)
-                    facts.replaced = True
+                    self._decided(facts, event)
             case ev.ErrorRaised(role=role, incarnation=incarnation, error=error, text=text):
                 if facts := self._current(role, incarnation):
                     facts.error, facts.cause = error, f"{error}: {text}"
@@ -119,16 +155,18 @@ class Lifecycle:
                     elif kind == "failed" and rule not in _OWN_WORDS:
                         facts.condemned = facts.cause = f"rule {rule}: {evidence}"
             case ev.NodeLost(node=node, reason=reason):
-                for facts in self._roles.values():
-                    if facts.node == node and not facts.exited:
-                        facts.exited = facts.node_lost = True
-                        facts.cause = f"its node {node} was lost: {reason}"
+                for life in self._roles.values():
+                    if life.node == node and not life.exited:
+                        life.exited = life.node_lost = True
+                        life.cause = f"its node {node} was lost: {reason}"
             case ev.VersionRefused(role=role, version=version, probe_gap=gap, limit=limit):
                 text = (
                     f"{role} refused weight version {version}: the probe prompt's log-probabilities differ by {gap:.2g} from the trainer's "
                     f"(allowed: {limit:.2g})"
                 )
                 self._failure = self._failure or ev.EndDecided(status=FAILED, reason=text)
+            case ev.OptimizerStepCommitted(step=step):
+                self._committed = step
             case ev.StepMetrics(step=step):
                 self._measured = step
             case ev.EvaluationDone(version=version):
@@ -147,21 +185,108 @@ class Lifecycle:
             if implied is not facts.state and implied in TRANSITIONS[facts.state]:
                 reason = _REASONS[implied] if implied is not RoleState.FAILED else facts.cause or f"process {facts.pid} exited"
                 due.append(ev.RoleStateChanged(role=role, incarnation=facts.incarnation, old=facts.state, new=implied, reason=reason))
-            if (facts.exited or facts.condemned) and not facts.replaced:
-                failure = Failure(
-                    kind=facts.kind,
-                    restarts=len(self._restarts[role]),
-                    was_healthy=role in self._were_healthy,
-                    error=facts.error,
-                    node_lost=facts.node_lost,
-                )
-                if not (why := why_not_restart(failure, self._budget)):
-                    due.append(ev.RestartDecided(role=role, incarnation=facts.incarnation, reason=facts.cause))
-                elif end is None:
+        for role, facts in list(self._roles.items()):
+            if self._mode == OBSERVE or facts.replaced:
+                continue
+            if facts.failed:
+                decisions, why = self._recover(role, facts)
+                due += decisions
+                if why and end is None:
                     end = ev.EndDecided(status=FAILED, reason=f"{_death(role, facts)}\n{why}")
+            elif facts.ordered == "restart":
+                due.append(self._restart(role, facts, "ordered by the user"))
+            elif facts.gave and self._taken_over(*facts.gave):
+                due.append(self._restart(role, facts, f"its process became {facts.gave[0]}"))
         if end is None and 0 <= self._steps <= self._measured and (not self._final_evaluation or self._evaluated >= self._steps):
             end = ev.EndDecided(status=DONE, reason=f"all {self._steps} optimizer steps are committed")
         return [*due, end] if end else due
+
+    def _recover(self, role: str, facts: _Facts) -> tuple[list[ev.Event], str]:
+        """What is done about a failed role, and, if nothing can be, why the job ends."""
+        failure = Failure(
+            kind=facts.kind,
+            restarts=len(self._restarts[role]),
+            was_healthy=bool(self._healthy[role]),
+            error=facts.error,
+            node_lost=facts.node_lost,
+            failed_restarts=self._failed_restarts(role, facts.incarnation),
+            first_step=self._committed <= max(self._begun_at.values(), default=0),
+            same_step=any(step == self._committed + 1 and self._came_back(*life) for life, step in self._fault_steps.items()),
+        )
+        if facts.node_lost and self._joined and facts.kind in (RoleKind.NODE_AGENT, RoleKind.STANDBY):
+            facts.replaced = True  # there is no such node any more
+            return [], ""
+        if why := why_not_restart(failure, self._budget):
+            return [], "" if facts.kind is RoleKind.STANDBY else why
+        if facts.kind is RoleKind.STANDBY:
+            return [self._restart(role, facts, facts.cause)], ""
+        why = "" if self._mode == FULL else why_all(failure)
+        if self._mode == FULL or why:
+            return self._restart_all(role, facts.cause + (f"; everything is restarted: {why}" if why else "")), ""
+        return [self._restart(role, facts, facts.cause, standby=self._standby_for(facts))], ""
+
+    def _came_back(self, role: str, incarnation: int) -> bool:
+        return any(life > incarnation for life in self._healthy[role])
+
+    def _failed_restarts(self, role: str, incarnation: int) -> int:
+        number = 0
+        while incarnation - number > 1 and incarnation - number not in self._healthy[role]:
+            number += 1
+        return number
+
+    def _restart(self, role: str, facts: _Facts, reason: str, *, mode: str = ISOLATED, standby: str = "") -> ev.RestartDecided:
+        event = ev.RestartDecided(role=role, incarnation=facts.incarnation, reason=reason, mode=mode, standby=standby)
+        self._decided(facts, event)  # now, too: another role may have failed in the same moment
+        return event
+
+    def _restart_all(self, failed: str, reason: str) -> list[ev.Event]:
+        spared = {RoleKind.STANDBY, RoleKind.NODE_AGENT} if self._joined else {RoleKind.STANDBY}
+        roles = [
+            (role, facts)
+            for role, facts in self._roles.items()
+            if facts.kind not in spared and not (facts.replaced or facts.gave or facts.ordered == "drain")
+        ]
+        roles.sort(key=lambda pair: pair[0] != failed)
+        return [
+            self._restart(
+                role,
+                facts,
+                reason if role == failed else f"everything is restarted, owing to {failed}",
+                mode=FULL,
+                standby=self._standby_for(facts, of_rollouts=False),
+            )
+            for role, facts in roles
+        ]
+
+    def _standby_for(self, facts: _Facts, *, of_rollouts: bool = True) -> str:
+        if self._standbys != WARM:
+            return ""
+        free = [
+            Candidate(role, other.kind, other.node, heavy=int(role.rpartition("-")[2] or 0) < self._heavy)
+            for role, other in self._roles.items()
+            if other.kind in (RoleKind.STANDBY, RoleKind.ROLLOUT) and other.serves
+        ]
+        if not of_rollouts:
+            free = [candidate for candidate in free if candidate.kind is RoleKind.STANDBY]
+        return choose_standby(facts.kind, facts.node, free)
+
+    def _decided(self, facts: _Facts, event: ev.RestartDecided) -> None:
+        """What a decision, made just now or read from the log, means for later ones."""
+        role, life = event.role, (event.role, event.incarnation)
+        if facts.failed:
+            self._restarts[role].add(event.incarnation)
+            if facts.kind is RoleKind.TRAINER:
+                self._fault_steps.setdefault(life, self._committed + 1)
+        if event.mode == FULL:
+            self._begun_at.setdefault(life, self._committed)
+        facts.replaced = True
+        if event.standby and (giver := self._roles.get(event.standby)) and not giver.exited:
+            giver.gave = life
+
+    def _taken_over(self, role: str, before: int) -> bool:
+        """The next life of the role is at work, or has come to its own end."""
+        facts = self._roles[role]
+        return facts.incarnation > before and (facts.state is RoleState.HEALTHY or facts.exited)
 
     def _current(self, role: str, incarnation: int) -> _Facts | None:
         """None for a late word of an earlier life."""
@@ -171,7 +296,12 @@ class Lifecycle:
 
 _OWN_WORDS = ("exited", "node_lost", "exception")
 """Rules whose facts are taken from their events, in full."""
-_REASONS = {RoleState.HEALTHY: "ready", RoleState.STALE: "ready, without weights yet", RoleState.SUSPECT: "something expected is missing"}
+_REASONS = {
+    RoleState.HEALTHY: "ready",
+    RoleState.STALE: "ready, without weights yet",
+    RoleState.SUSPECT: "something expected is missing",
+    RoleState.STOPPED: "drained, or its process became another role",
+}
 
 
 def _death(role: str, facts: _Facts) -> str:

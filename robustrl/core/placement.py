@@ -55,7 +55,7 @@ def place(nodes: list[NodeSpec], config: JobConfig) -> dict[RoleId, str]:
         placed[RoleId(RoleKind.STATE_KEEPER, 1)] = elsewhere[0]
     placed |= _spread(RoleKind.TRAINER, config.trainer_ranks, pools["trainer"])
     placed |= _spread(RoleKind.ROLLOUT, config.rollouts, pools["rollout"])
-    return placed
+    return placed | place_standbys(config, placed)
 
 
 def place_another(kind: RoleKind, nodes: list[NodeSpec], placed: dict[RoleId, str]) -> tuple[RoleId, str]:
@@ -64,6 +64,23 @@ def place_another(kind: RoleKind, nodes: list[NodeSpec], placed: dict[RoleId, st
     pool = _share_out(nodes)[_POOL_OF.get(kind, "management")]
     counts = {name: sum(1 for role, where in placed.items() if role.kind is kind and where == name) for name in pool}
     return RoleId(kind, max(numbers, default=-1) + 1), min(pool, key=lambda name: counts[name])
+
+
+def place_again(role: RoleId, nodes: list[NodeSpec], placed: dict[RoleId, str]) -> str:
+    """Where a role goes whose node is lost: the node of its pool, or of none, that has the fewest of its kind; empty: there is none."""
+    pool = _POOL_OF.get(role.kind, "management")
+    able = [node.name for node in nodes if pool in node.pools] or [node.name for node in nodes if not node.pools]
+    counts = {name: sum(1 for other, where in placed.items() if other.kind is role.kind and where == name) for name in able}
+    return min(able, key=lambda name: counts[name], default="")
+
+
+def place_standbys(config: JobConfig, placed: dict[RoleId, str]) -> dict[RoleId, str]:
+    """Standbys that can become a trainer or a rollout, in turn on the nodes of these; and one for all other roles, with the management."""
+    if not config.standbys:
+        return {}
+    first = [placed[RoleId(RoleKind.TRAINER, 0)], placed[RoleId(RoleKind.ROLLOUT, 0)]]
+    standbys = {RoleId(RoleKind.STANDBY, i): first[i % 2] for i in range(config.standbys)}
+    return standbys | {RoleId(RoleKind.STANDBY, config.standbys): placed[RoleId(RoleKind.SUPERVISOR)]}
 
 
 def _spread(kind: RoleKind, count: int, names: list[str]) -> dict[RoleId, str]:

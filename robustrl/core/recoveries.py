@@ -225,6 +225,11 @@ class Recoveries:
                 self._paused = False
             case ev.EndDecided() | ev.RunEnded() if not self._over:
                 self._end()
+            case ev.RunResumed():
+                if not self._over:
+                    self._end()
+                self._over = self._paused = False
+                self._lives.clear()
 
     # -- what failed ---
 

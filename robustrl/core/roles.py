@@ -23,6 +23,7 @@ class RoleKind(StrEnum):
     ROLLOUT = "rollout"
     STATE_KEEPER = "state_keeper"
     NODE_AGENT = "node_agent"
+    STANDBY = "standby"
 
 
 MANAGEMENT = frozenset(
@@ -48,13 +49,21 @@ class Phase(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     PULL = "pull"
+    WARMING = "warming"
+    READY = "ready"
+    TAKING_OVER = "taking_over"
 
 
 _TRAINER = frozenset({Phase.WAITING_BATCH, Phase.TRAIN, Phase.ADVANTAGE, Phase.OPTIMIZER, Phase.SNAPSHOT, Phase.PUBLISH})
 _ROLLOUT = frozenset({Phase.WAITING_REQUEST, Phase.WAITING_TOOL, Phase.PREFILL, Phase.DECODE, Phase.PULL})
 _OTHERS = frozenset({Phase.RUNNING, Phase.IDLE})
-PHASES: dict[RoleKind, frozenset[Phase]] = dict.fromkeys(RoleKind, _OTHERS) | {RoleKind.TRAINER: _TRAINER, RoleKind.ROLLOUT: _ROLLOUT}
-QUIET = frozenset({Phase.IDLE, Phase.WAITING_BATCH, Phase.WAITING_REQUEST, Phase.WAITING_TOOL})
+_STANDBY = frozenset({Phase.WARMING, Phase.READY, Phase.TAKING_OVER})
+PHASES: dict[RoleKind, frozenset[Phase]] = dict.fromkeys(RoleKind, _OTHERS) | {
+    RoleKind.TRAINER: _TRAINER,
+    RoleKind.ROLLOUT: _ROLLOUT,
+    RoleKind.STANDBY: _STANDBY,
+}
+QUIET = frozenset({Phase.IDLE, Phase.WAITING_BATCH, Phase.WAITING_REQUEST, Phase.WAITING_TOOL, *_STANDBY})
 """Phases in which nothing is expected of a role."""
 
 

@@ -26,7 +26,7 @@ _MEETING = (Phase.OPTIMIZER, Phase.SNAPSHOT)
 """Phases in which the ranks wait for each other."""
 _STOPPED = "process stopped"
 _TRAINER, _ROLLOUT = frozenset({RoleKind.TRAINER}), frozenset({RoleKind.ROLLOUT})
-_LOOPS = (MANAGEMENT - {RoleKind.SUPERVISOR}) | {RoleKind.STATE_KEEPER}
+_LOOPS = (MANAGEMENT - {RoleKind.SUPERVISOR}) | {RoleKind.STATE_KEEPER, RoleKind.STANDBY}
 """Roles judged by their event loop. Not the supervisor: it is the judge."""
 
 

@@ -133,6 +133,10 @@ class RunState:
     """Rollout -> tokens generated, over all its lives."""
     thresholds: dict[str, Any] = field(default_factory=dict)
     """In force, plain; see core/thresholds.py."""
+    recovery_mode: str = ""
+    recovery_standbys: str = ""
+    """In force; see core/recovery.py."""
+    full_restarts: int = 0
     verdicts: list[ev.Verdict] = field(default_factory=list)
     faults: FaultBook = field(default_factory=FaultBook)
     seq: int = 0
@@ -272,6 +276,7 @@ class RunState:
             case ev.NodeLost():
                 if event.node in self.nodes:
                     self.nodes[event.node].lost = event.reason
+                self._gone((view for view in self.roles.values() if view.node == event.node), "its node was lost")
             case ev.WarningRaised():
                 self.warnings.append((entry.t, event.text))
             case ev.LogRepaired():
@@ -283,6 +288,16 @@ class RunState:
             case ev.RunStarted():
                 self.run, self.name, self.schema, self.wall, self.host_pid = event.run, event.name, event.schema, event.wall, event.host_pid
                 self.config, self.machine, self.steps = event.config, event.machine, int(event.config.get("steps", 0))
+            case ev.RunResumed():
+                self.host_pid = event.host_pid
+                self.full_restarts += self.over  # what was in flight then has been dropped
+                self.status, self.reason, self.ending, self.ended = "starting" if not self.step_times else "running", "", "", None
+                self.pulls.clear()
+                self._gone(self.roles.values(), "the host before ended")
+            case ev.RecoverySettings():
+                self.recovery_mode, self.recovery_standbys = event.mode, event.standbys
+            case ev.RestartDecided(mode="full", role="task_runner"):
+                self.full_restarts += 1
             case ev.ThresholdsChanged():
                 self.thresholds = event.thresholds
             case ev.Verdict():
@@ -291,6 +306,10 @@ class RunState:
                 self.ending, self.reason = event.status, event.reason
             case ev.RunEnded():
                 self.status, self.reason, self.ended = event.status, event.reason, entry.t
+
+    def _gone(self, views: Iterable[RoleView], cause: str) -> None:
+        for view in views:
+            view.exited = view.exited or cause
 
     def _start(self, entry: ev.Entry, event: ev.RoleStarted) -> None:
         old = self.roles.get(event.role)

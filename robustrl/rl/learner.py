@@ -50,6 +50,12 @@ class Learner:
         self.step = 0
         """Optimizer steps done; also the version of the weights."""
 
+    def take_rank(self, rank: int, world_size: int) -> None:
+        """Made alone, it becomes one of several data-parallel ranks, whose process group is there. Not for sharded weights."""
+        if self._sharded:
+            raise ConfigError("sharded", True, "cannot be given another rank: its shards belong to a process group")
+        self._rank, self._world = rank, world_size
+
     def _load(self, name: str) -> Any:
         model = load_model(name).to(self._device).eval()  # no dropout: log-probabilities must be those of the engine
         if self._sharded:

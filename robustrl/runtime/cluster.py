@@ -10,7 +10,6 @@ Must be used before anything imports ray: Ray reads its settings from the enviro
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import re
@@ -70,8 +69,15 @@ class Cluster(Protocol):
     def raylet_of(self, node: str) -> int:
         """Pid of the raylet of the node of this name. Raises RobustRLError for one that was not started here."""
 
-    def create_actor(self, spec: RoleSpec, node: NodeSpec) -> Any:
-        """The handle of a new role actor on ``node``: detached, never restarted by Ray, ``spec.actor_name`` in namespace ``spec.run``."""
+    def create_actor(self, spec: RoleSpec, node: NodeSpec, name: str | None = None) -> Any:
+        """The handle of a new role actor on ``node``: detached, never restarted by Ray, ``name`` (None: ``spec.actor_name``) in namespace
+        ``spec.run``."""
+
+    def lost(self) -> dict[str, str]:
+        """Nodes of ``nodes`` that are gone -> what shows it."""
+
+    def replace(self, name: str, deadline: float) -> NodeSpec | None:
+        """A new node of that name in the lost one's place, or None where nodes are not ours to make. Blocks."""
 
     def stop(self, actors: dict[str, Any], deadline: float) -> None:
         """Ends what ``start`` and ``create_actor`` began, and the connection. Safe to call twice and after a failed start."""
@@ -94,7 +100,10 @@ class LocalCluster:
         self._spawning = threading.Lock()
         self._stopped = False
         self._earlier: set[int] | None = None
-        longest = max(len(os.fsencode(self.temp_dir / node.name / "ray/sockets/plasma_store")) for node in nodes)
+        self._folders: dict[str, str] = {}
+        """Node -> its folder; a replaced node's sockets and logs stay where they were."""
+        self._starting = threading.Lock()
+        longest = max(len(os.fsencode(self.temp_dir / f"{node.name}.99" / "ray/sockets/plasma_store")) for node in nodes)
         if longest > _MAX_SOCKET_PATH:
             raise ConfigError("temp_dir", str(temp_dir), f"must be at least {longest - _MAX_SOCKET_PATH} bytes shorter: the path of a "
                               f"socket below it may have {_MAX_SOCKET_PATH}")
@@ -129,6 +138,19 @@ class LocalCluster:
         ray_worker.skip_slow_import()
 
     def _add(self, node: NodeSpec, end: float) -> NodeSpec:
+        thread, failure = self._begin(node)
+        while thread.is_alive() and time.monotonic() < end:
+            thread.join(0.1)
+            self._check_alive()
+        if failure:
+            raise self._failed(JobFailed, node.name, str(failure[0])) from failure[0]
+        if thread.is_alive():
+            raise self._failed(WaitTimeout, node.name, f"the deadline passed; {len(self._raylets)} of {len(self.nodes)} nodes are up")
+        self.address = self._raylets[0].gcs_address
+        return msgspec.structs.replace(node, ray_node_id=self._raylets[-1].node_id, ip=self.ip)
+
+    def _begin(self, node: NodeSpec) -> tuple[threading.Thread, list[Exception]]:
+        """The thread that starts the node's raylet, and what it raised."""
         failure: list[Exception] = []
 
         def build() -> None:
@@ -139,15 +161,36 @@ class LocalCluster:
 
         thread = threading.Thread(target=build, name=f"start-{node.name}", daemon=True)
         thread.start()
-        while thread.is_alive() and time.monotonic() < end:
-            thread.join(0.1)
-            self._check_alive()
-        if failure:
-            raise self._failed(JobFailed, node.name, str(failure[0])) from failure[0]
-        if thread.is_alive():
-            raise self._failed(WaitTimeout, node.name, f"the deadline passed; {len(self._raylets)} of {len(self.nodes)} nodes are up")
-        self.address = self._raylets[0].gcs_address
-        return msgspec.structs.replace(node, ray_node_id=self._raylets[-1].node_id, ip=self.ip)
+        return thread, failure
+
+    def lost(self) -> dict[str, str]:
+        """See Cluster: a raylet, on the head also the GCS, that has ended."""
+        found = {}
+        for name, process in list(self._processes):
+            if process.poll() is not None:
+                found[name] = f"its process {process.pid} ended with exit status {process.returncode}"
+        return found
+
+    def replace(self, name: str, deadline: float) -> NodeSpec:
+        """See Cluster. Raises JobFailed or WaitTimeout; what else is up stays up."""
+        with self._starting:
+            place = next(i for i, node in enumerate(self.nodes) if node.name == name)
+            if place == 0:
+                raise JobFailed(f"{name}: the head of the cluster cannot be replaced")
+            for process in [process for node, process in self._processes if node == name]:
+                process.kill()
+                process.wait(deadline)
+            self._processes = [pair for pair in self._processes if pair[0] != name]
+            earlier = self._folders.get(name, name)
+            self._folders[name] = f"{name}.{int(earlier.rpartition('.')[2]) + 1 if '.' in earlier else 2}"
+            thread, failure = self._begin(self.nodes[place])
+            thread.join(deadline)
+            if failure:
+                raise JobFailed(f"{name} could not be replaced: {failure[0]}\n{self.log_tail(self._folders[name])}") from failure[0]
+            if thread.is_alive():
+                raise WaitTimeout(f"a new {name} was not up within {deadline:g} s\n{self.log_tail(self._folders[name])}")
+            self.nodes[place] = msgspec.structs.replace(self.nodes[place], ray_node_id=self._raylets[-1].node_id)
+            return self.nodes[place]
 
     def _check_alive(self) -> None:
         for name, process in self._processes:
@@ -179,9 +222,9 @@ class LocalCluster:
             return pids[-1]
         raise RobustRLError(f"{node}: no raylet of this name was started")
 
-    def create_actor(self, spec: RoleSpec, node: NodeSpec) -> Any:
+    def create_actor(self, spec: RoleSpec, node: NodeSpec, name: str | None = None) -> Any:
         """See Cluster. The mark comes with the raylet's environment: a runtime_env would double the time of the process's start."""
-        return _create_actor(spec, node)
+        return _create_actor(spec, node, name)
 
     def stop(self, actors: dict[str, Any], deadline: float) -> None:
         """Kills every process of the run that was started since ``start``, roles included, but this one; the actors go with their raylets.
@@ -233,9 +276,23 @@ class JoinedCluster:
         """See Cluster."""
         raise RobustRLError(f"{node} was not started by this job")
 
-    def create_actor(self, spec: RoleSpec, node: NodeSpec) -> Any:
+    def lost(self) -> dict[str, str]:
+        """See Cluster: those that Ray's node table calls dead; new ones join ``nodes``."""
+        import ray
+
+        table = {node["NodeID"]: node for node in ray.nodes()}
+        known = {node.ray_node_id for node in self.nodes}
+        for node in table.values():
+            if node["Alive"] and node["NodeID"] not in known:
+                self.nodes.append(NodeSpec(f"node-{len(self.nodes)}", _stated_pools(node), node["NodeID"], node["NodeManagerAddress"]))
+        return {node.name: "Ray calls the node dead" for node in self.nodes if not table.get(node.ray_node_id, {}).get("Alive")}
+
+    def replace(self, name: str, deadline: float) -> None:
+        """Not ours to make."""
+
+    def create_actor(self, spec: RoleSpec, node: NodeSpec, name: str | None = None) -> Any:
         """See Cluster. The mark has to come by runtime_env here."""
-        return _create_actor(spec, node, runtime_env={"env_vars": {MARK: self.run, "SPT_NOENV": "1"}})
+        return _create_actor(spec, node, name, runtime_env={"env_vars": {MARK: self.run, "SPT_NOENV": "1"}})
 
     def stop(self, actors: dict[str, Any], deadline: float) -> None:
         """Kills our actors and disconnects; all else there belongs to others. A stopped (SIGSTOP) actor is left to its node's agent."""
@@ -247,14 +304,14 @@ class JoinedCluster:
         _disconnect()
 
 
-def _create_actor(spec: RoleSpec, node: NodeSpec, **options: Any) -> Any:
+def _create_actor(spec: RoleSpec, node: NodeSpec, name: str | None, **options: Any) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    kind = spec.role.partition("-")[0]
-    role_class = getattr(importlib.import_module(f"{__package__}.{kind}"), kind.title().replace("_", ""))
-    return ray.remote(role_class).options(
-        name=spec.actor_name, namespace=spec.run, lifetime="detached", max_restarts=0, max_task_retries=0, num_cpus=0,
+    from .shell import shell_of
+
+    return ray.remote(shell_of(spec)).options(
+        name=name or spec.actor_name, namespace=spec.run, lifetime="detached", max_restarts=0, max_task_retries=0, num_cpus=0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node.ray_node_id, soft=False), **options,
     ).remote(spec)
 
@@ -300,7 +357,7 @@ def _start_raylet(cluster: LocalCluster, spec: NodeSpec) -> Any:
         gcs_address=None if head else cluster.address,
         node_ip_address=cluster.ip,
         node_name=spec.name,
-        temp_dir=str(cluster.temp_dir / spec.name),
+        temp_dir=str(cluster.temp_dir / cluster._folders.get(spec.name, spec.name)),
         session_name="ray" if head else None,
         num_cpus=0,
         num_gpus=0,

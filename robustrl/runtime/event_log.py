@@ -54,14 +54,16 @@ class EventGap(LogError):
 
 
 class EventLog:
-    """Opens ``path`` for appending, creating it where it is missing. ``clock`` gives the host's monotonic seconds.
+    """Opens ``path`` for appending, creating it where it is missing. ``clock`` gives the host's monotonic seconds; where they lie before
+    the log's, as after a reboot, they are counted on from there. ``resume``: the run may have ended; then a RunResumed has to follow.
 
     Raises LogError if another process writes the file, if a complete line is unreadable, out of sequence or breaks the chain, or if the run
     has ended. ``found`` holds the entries that were there, a LogRepaired of this opening included.
     """
 
-    def __init__(self, path: Path | str, clock: Callable[[], float]) -> None:
+    def __init__(self, path: Path | str, clock: Callable[[], float], *, resume: bool = False) -> None:
         self.path = Path(path)
+        self._resume = resume
         self._clock = clock
         self._seq, self._chain, self._ended = 0, GENESIS, False
         self._last: dict[tuple[str, int], int] = {}
@@ -161,6 +163,11 @@ class EventLog:
                 raise LogError(f"{self.path}: line {entry.seq} breaks the chain; this log was altered and is not continued")
             self._note(entry)
             found.append(entry)
+        if found and (ahead := found[-1].t - self._clock()) > 0:
+            clock = self._clock
+            self._clock = lambda: clock() + ahead
+        if self._ended and self._resume:
+            self._ended = False
         if self._ended:
             raise LogError(f"{self.path}: the run has ended (line {self._seq} is its closing record); a new run needs a new directory")
         if torn := len(data) - whole:

@@ -105,8 +105,8 @@ class Host:
         match entry.event:
             case ev.EndDecided() as verdict if not self.end.done():
                 self.end.set_result(verdict)
-            case ev.RestartDecided(role=role, incarnation=incarnation, reason=reason) if not self.end.done():
-                self.spawn(self.restarting.restart(role, incarnation, reason))
+            case ev.RestartDecided() as decided if not self.end.done():
+                self.restarting.carry_out(decided)
             case ev.RoleReady():
                 self.spawn(self.lives.tell_changed())
 
@@ -119,21 +119,9 @@ class Host:
         (self.temp / "secret").chmod(0o600)
         self._reaper = reaper.start_reaper(self.run_id, [self.temp, self.shm])
         address = f"unix:{registry.socket_path(self.run_id)}"
-        self.event_log = EventLog(self.run_dir / "events.jsonl", time.monotonic)
+        self.event_log = EventLog(self.run_dir / "events.jsonl", time.monotonic, resume=True)
         self._keep_room()
-        self.record(
-            ev.RunStarted(
-                schema=ev.SCHEMA,
-                run=self.run_id,
-                name=self.config.name,
-                wall=time.time(),
-                host_pid=os.getpid(),
-                config=msgspec.to_builtins(self.config),
-                machine=machine.describe(),
-            )
-        )
-        self.thresholds = Thresholds.named(self.config.thresholds)
-        self.record(ev.ThresholdsChanged(thresholds=self.thresholds.to_dict(), changes={}))
+        self._begin_log()
         self._servers = [await wire.listen(address, self.serving.serve)]
         self.roles_address = address
         for sig in (signal.SIGINT, signal.SIGTERM):
@@ -147,6 +135,32 @@ class Host:
         await self._shut_down(verdict)
         return 0 if verdict.status in (DONE, STOPPED) else 1
 
+    def _begin_log(self) -> None:
+        """A new one, or the next part of one whose host has ended: then all goes on from what it says."""
+        found = self.event_log.found
+        self.resumed = any(isinstance(entry.event, ev.RunStarted) for entry in found)
+        if self.resumed:
+            for entry in found:
+                self.state.apply(entry)
+            self.lives.fresh = self.state.over
+            self.record(ev.RunResumed(wall=time.time(), host_pid=os.getpid()))
+            self.thresholds = Thresholds.from_dict(self.state.thresholds)
+            return
+        self.record(
+            ev.RunStarted(
+                schema=ev.SCHEMA,
+                run=self.run_id,
+                name=self.config.name,
+                wall=time.time(),
+                host_pid=os.getpid(),
+                config=msgspec.to_builtins(self.config),
+                machine=machine.describe(),
+            )
+        )
+        self.thresholds = Thresholds.named(self.config.thresholds)
+        self.record(ev.ThresholdsChanged(thresholds=self.thresholds.to_dict(), changes={}))
+        self.record(self.config.first_recovery())
+
     def _keep_room(self) -> None:
         try:
             with open(self._reserve, "wb") as file:
@@ -154,10 +168,11 @@ class Host:
         except OSError as error:
             raise ConfigError("run_dir", self.config.run_dir, f"has no room for a run: {error}") from error
 
-    def spawn(self, coroutine: Any) -> None:
+    def spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -201,7 +216,13 @@ class Host:
         for node in self.cluster.nodes:
             kinds = sorted({role.kind.value for role, where in self.lives.places.items() if where == node.name})
             self.record(ev.NodeStarted(node=node.name, ray_node_id=node.ray_node_id, ip=node.ip, kinds=kinds))
-        await self.lives.start_all()
+        self.spawn(self.restarting.watch_nodes())
+        await self.lives.start([role for role in self.lives.places if role.kind is not RoleKind.STANDBY])
+        for role in [role for role in self.lives.places if role.kind is RoleKind.STANDBY]:
+            self.spawn(self.lives.warm_up(str(role)))
+        self.lives.fresh = False
+        if self.resumed:
+            self.restarting.all_started()
         await self.run_training()
 
     async def run_training(self) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..core import events as ev
 from ..core.roles import RoleId, RoleKind
 from ..errors import PeerDied, WaitTimeout
-from .role import Peer, RoleSpec, within
+from .processes import ProcessId, kill
+from .role import LifeEnded, Peer, RoleSpec, actor_name, within
 
 if TYPE_CHECKING:
     from .host import Host
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("host")
 _DEATH_WORD = 2.0
 """Seconds that a node agent has for reporting a death before the host reports it itself."""
+_TAKE_OVER = 20.0
+"""Seconds in which a warm process has to become another role, its own work handed on."""
 _SLOW_FIRST = (RoleKind.SUPERVISOR, RoleKind.TRAINER, RoleKind.ROLLOUT, RoleKind.STATE_KEEPER)
 """Order in which processes are started: the supervisor, for which others wait, then by the length of their set-up."""
 _CALLS_AT_ONCE = {
@@ -37,29 +41,54 @@ class Lives:
         self.places: dict[RoleId, str] = {}
         """Role -> name of its node."""
         self.actors: dict[str, Any] = {}
+        self.names: dict[str, str] = {}
+        """Role -> name of its present life's actor. One that was taken over has that of the process's first role."""
         self.incarnations: dict[str, int] = {}
         self.ticks: dict[str, int] = {}
         """Start times of the present processes, which name them for good together with their pids."""
+        self.given: set[tuple[str, int]] = set()
+        """Lives whose process has become another role's: nobody may kill it in their name."""
+        self.lost: dict[str, str] = {}
+        """Nodes that are gone and not replaced yet -> why."""
+        self.fresh = False
+        """Lives that begin now are part of a full restart."""
+        self._tries: Counter[tuple[str, int]] = Counter()
         self._changed = asyncio.Condition()
 
-    async def start_all(self) -> None:
-        """All side by side, the slow ones first; each role's agent watches it from its first moment."""
+    async def start(self, roles: list[RoleId], standbys: dict[str, str] | None = None) -> None:
+        """All side by side, the slow ones first; each role's agent watches it from its first moment. ``standbys``: who takes over which.
+
+        Raises PeerDied if one of them dies meanwhile.
+        """
         deadline = self._host.config.deadlines
-        agents = [str(role) for role in self.places if role.kind is RoleKind.NODE_AGENT]
+        agents = [str(role) for role in roles if role.kind is RoleKind.NODE_AGENT]
         await asyncio.gather(*(self.create(role) for role in agents))
         await asyncio.gather(*(self.peer(role).call("open", deadline=deadline.role_start) for role in agents))
-        secret = (self._host.temp / "secret").read_bytes()
-        await asyncio.gather(*(self.peer(role).call("keep_secret", secret, deadline=deadline.call) for role in agents))
-        others = [role for role in self.places if role.kind is not RoleKind.NODE_AGENT]
+        await asyncio.gather(*(self.give_secret(role) for role in agents))
+        others = [role for role in roles if role.kind not in (RoleKind.NODE_AGENT, RoleKind.STANDBY)]
         others.sort(key=lambda role: _SLOW_FIRST.index(role.kind) if role.kind in _SLOW_FIRST else len(_SLOW_FIRST))
         up: dict[RoleKind, list[asyncio.Task[None]]] = {}
         for role in others:
-            up.setdefault(role.kind, []).append(asyncio.create_task(self._bring_up(str(role), role.kind, up)))
-        await asyncio.gather(*(task for tasks in up.values() for task in tasks), self._first_version(up))
+            standby = (standbys or {}).get(str(role), "")
+            up.setdefault(role.kind, []).append(asyncio.create_task(self._bring_up(str(role), role.kind, up, standby)))
+        try:
+            await asyncio.gather(*(task for tasks in up.values() for task in tasks), self._first_version(up))
+        finally:
+            for task in [task for tasks in up.values() for task in tasks]:
+                task.cancel()
 
-    async def _bring_up(self, role: str, kind: RoleKind, up: dict[RoleKind, list[asyncio.Task[None]]]) -> None:
+    async def give_secret(self, agent: str) -> None:
+        secret = (self._host.temp / "secret").read_bytes()
+        await self.peer(agent).call("keep_secret", secret, deadline=self._host.config.deadlines.call)
+
+    async def warm_up(self, standby: str) -> None:
+        """A standby, whose set-up nobody waits for."""
+        await self.create(standby)
+        await self.peer(standby).call("open", deadline=self._host.config.deadlines.role_start)
+
+    async def _bring_up(self, role: str, kind: RoleKind, up: dict[RoleKind, list[asyncio.Task[None]]], standby: str) -> None:
         """Its process, then its set-up once those are set up whom it calls from its first moment."""
-        await self.create(role)
+        await self.create(role, standby)
         await _all_up(up, _CALLS_AT_ONCE.get(kind, ()))
         await self.peer(role).call("open", deadline=self._host.config.deadlines.role_start)
 
@@ -74,23 +103,73 @@ class Lives:
         group = self._host.thresholds.job.process_group
         await asyncio.gather(*(self.peer(role).call("prepare", rendezvous, group, deadline=deadline) for role in ranks))
 
-    async def create(self, role: str) -> None:
-        self.incarnations[role] = self.incarnations.get(role, 0) + 1
-        spec = self.spec(role)
-        handle = self._host.cluster.create_actor(spec, self._node_of(role))  # type: ignore[union-attr]
-        self.actors[role] = handle
-        identity = await self.peer(role).call("identity", deadline=self._host.config.deadlines.role_start)
+    async def create(self, role: str, standby: str = "") -> None:
+        """The next life of a role, in the process of ``standby`` where there is one that lives, else in a new one."""
+        if not (standby and await self._take_over(role, standby)):
+            spec, name = self._next_life(role)
+            handle = self._host.cluster.create_actor(spec, self._node_of(role), name)  # type: ignore[union-attr]
+            self._enter(spec, handle, name)
+            try:
+                identity = await within(self._host.config.deadlines.role_start, f"the process of {role}", handle.identity.remote())
+            except asyncio.CancelledError:
+                _end_unborn(handle)
+                raise
+            except _actor_error() as error:
+                raise PeerDied(f"{role} died at its start ({type(error).__name__}): see {spec.log_path}") from error
+            await self._started(spec, identity)
+
+    def _next_life(self, role: str) -> tuple[RoleSpec, str]:
+        """Its spec, and a name for its actor: one that died before it was in the log leaves its number, not its name, to the next."""
+        view = self._host.state.roles.get(role)
+        number = view.incarnation + 1 if view else 1
+        self._tries[role, number] += 1
+        tries = self._tries[role, number]
+        return self.spec(role, number), actor_name(role, number) + (f".{tries}" if tries > 1 else "")
+
+    def _enter(self, spec: RoleSpec, handle: Any, name: str) -> None:
+        self.incarnations[spec.role], self.actors[spec.role], self.names[spec.role] = spec.incarnation, handle, name
+
+    async def _take_over(self, role: str, standby: str) -> bool:
+        """Whether it did. A standby that dies once it has the role dies as that role; before that, a cold start follows."""
+        handle, view = self.actors[standby], self._host.state.roles[standby]
+        process, deadline = ProcessId(view.pid, self.ticks[standby]), min(_TAKE_OVER, self._host.config.deadlines.call)
+        place, before = RoleId.parse(role), self.places[RoleId.parse(role)]
+        self.given.add((standby, view.incarnation))
+        self.places[place] = self.places[RoleId.parse(standby)]
+        spec, _ = self._next_life(role)
+        try:
+            if view.kind is RoleKind.ROLLOUT:
+                await self.peer(standby).call("stop_work", deadline=deadline)
+                await self.peer("rollout_manager").call("drain", standby, deadline=deadline, again=True)
+            identity = await within(deadline, f"{standby} to become {role}", handle.take_over.remote(spec))
+        except (_actor_error(), PeerDied, WaitTimeout) as error:
+            kill(process)  # it must not become the role later
+            self._host.record(ev.WarningRaised(text=f"{standby} did not become {role} ({type(error).__name__}): a new process is started"))
+            self.places[place] = before
+            return False
+        self._enter(spec, handle, self.names[standby])
+        await self._started(spec, identity)
+        if not role.startswith(RoleKind.NODE_AGENT):
+            self._host.spawn(self._unwatch(standby, view.incarnation, view.node))
+        return True
+
+    async def _unwatch(self, role: str, incarnation: int, node: str) -> None:
+        try:
+            await self.agent_of(node).call("unwatch", role, incarnation, deadline=self._host.config.deadlines.call, again=True)
+        except (PeerDied, WaitTimeout) as error:
+            log.warning("%s is still watched in its old name: %s", role, error)
+
+    async def _started(self, spec: RoleSpec, identity: dict[str, Any]) -> None:
+        role, pid = spec.role, identity["pid"]
         self._host.record(
-            ev.RoleStarted(
-                role=role, incarnation=spec.incarnation, node=spec.node, pid=identity["pid"], start_ticks=identity["start_ticks"]
-            )
+            ev.RoleStarted(role=role, incarnation=spec.incarnation, node=spec.node, pid=pid, start_ticks=identity["start_ticks"])
         )
         self.ticks[role] = identity["start_ticks"]
-        self._host.spawn(self._watch_role(role, spec, identity["pid"], handle))
+        self._host.spawn(self._watch_role(role, spec, pid, self.actors[role]))
         if role == "supervisor":  # it is needed to bring back an agent that died with it, which will then watch it
-            self._host.spawn(self._watch_if_there(spec, identity["pid"]))
+            self._host.spawn(self._watch_if_there(spec, pid))
         elif not role.startswith(RoleKind.NODE_AGENT):
-            await self.watch_from_outside(spec, identity["pid"])
+            await self.watch_from_outside(spec, pid)
 
     async def _watch_if_there(self, spec: RoleSpec, pid: int) -> None:
         try:
@@ -125,6 +204,7 @@ class Lives:
             host_address=self._host.roles_address,
             host_token=self._host.token,
             config=self._host.config,
+            fresh=self.fresh,
         )
 
     def peer(self, role: str) -> Peer:
@@ -132,6 +212,8 @@ class Lives:
 
     async def present(self, role: str) -> tuple[int, Any]:
         """See role.Directory."""
+        if role not in self.actors:
+            raise LifeEnded(role, 0)
         return self.incarnations[role], self.actors[role]
 
     async def successor(self, role: str, incarnation: int, deadline: float) -> None:
@@ -158,7 +240,7 @@ class Lives:
         try:
             await handle.lifetime.remote()
         except ray.exceptions.RayActorError as error:
-            if self._host.closing:
+            if self._host.closing or (role, spec.incarnation) in self.given:
                 return
             if role == "supervisor":
                 self._host.restarting.replace_supervisor(spec.incarnation, pid, type(error).__name__)
@@ -169,6 +251,22 @@ class Lives:
                 self._host.record(
                     ev.ProcessExited(role=role, incarnation=spec.incarnation, pid=pid, cause=f"Ray: {type(error).__name__}", last_lines=[])
                 )
+
+
+def _actor_error() -> type[BaseException]:
+    """What a call raises whose process dies."""
+    import ray
+
+    error: type[BaseException] = ray.exceptions.RayActorError
+    return error
+
+
+def _end_unborn(handle: Any) -> None:
+    """A process that is in no log yet, and that nobody waits for any more."""
+    import ray
+
+    ray.kill(handle)
+
 
 async def _all_up(up: dict[RoleKind, list[asyncio.Task[None]]], kinds: tuple[RoleKind, ...]) -> None:
     """The tasks of these kinds have ended well; raises what one of them raised."""

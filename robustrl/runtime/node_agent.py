@@ -57,6 +57,11 @@ class NodeAgent(Role):
         self._sensors.watch(role, incarnation, pid, page_path, log_path)
         self.page.update(progress=len(self._processes))
 
+    async def unwatch(self, role: str, incarnation: int) -> None:
+        """This life has left its process, which goes on as another role."""
+        self._processes.pop((role, incarnation), None)
+        self._sensors.unwatch(role, incarnation)
+
     async def configure(self, floor: float, marks: dict[str, tuple[float, ...]]) -> None:
         """The detector's limits, so that a sample is logged as soon as one is passed."""
         self._sensors.configure(floor, marks)

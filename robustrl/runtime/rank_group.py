@@ -40,6 +40,10 @@ class RankGroup:
             if all(left):
                 await self._lives.prepare_trainers(ranks)
 
+    def all_set_up(self) -> None:
+        """After a start of all of them at once."""
+        self._set_up = {str(rank): self._lives.incarnations[str(rank)] for rank in self._lives.places if rank.kind is RoleKind.TRAINER}
+
     async def _leave(self, rank: str) -> bool:
         """Whether this rank waits for no other any more; False: it is dead."""
         try:

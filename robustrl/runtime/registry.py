@@ -108,6 +108,15 @@ def remove_folders(run: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def clear_for_resume(run: str) -> None:
+    """What the processes of a dead run left behind goes, but for the trainer's state in shared memory and the notes of where it lies."""
+    for path in temp_dir(run).glob("*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.suffix != ".kept":
+            path.unlink(missing_ok=True)
+
+
 def claim(entry: JobEntry, replaces: str | None = None) -> None:
     """Enter a job. Raises ConfigError, naming its owner, if a live job other than the run ``replaces`` has the name."""
     with locked():

@@ -62,6 +62,8 @@ class RequestManager(Role):
     async def _recover(self) -> None:
         """The ledger from the journal; and the log is told what was written here but not said there any more."""
         known = await self.ask_host("known")
+        if self.spec.fresh:
+            await self._discard(known["step"])
         logged, finished = known["started"], set(known["finished"])
         columns = "id, batch, grp, rollout, version, state, reason, step, incarnation"
         rows = await self._do(self._read, f"select {columns} from trajectories where state != 'queued' order by id")
@@ -72,7 +74,7 @@ class RequestManager(Role):
                 self._parts.hold([number], rollout, incarnation)
             self._batch_of[number] = batch
             if number not in logged:
-                unsaid.setdefault((_STARTED, (batch, group, rollout, version)), []).append(number)
+                unsaid.setdefault((_STARTED, (abs(batch), group, rollout, version)), []).append(number)
             if state == _CONSUMED:
                 self._ledger.consume([number])
                 self._consumed_steps.add(step)
@@ -99,6 +101,15 @@ class RequestManager(Role):
                     self.emit(ev.TrajectoriesConsumed(step=about, ids=ids))
                 case "dropped":
                     self.emit(ev.TrajectoriesDropped(ids=ids, reason=about))
+
+    async def _discard(self, step: int) -> None:
+        """A full restart: what no committed optimizer step has consumed is dropped, under no batch, and the batches are generated again."""
+        mine = "batch > ? and state in ('queued', 'started', 'finished')"
+        await self._do(
+            self._write,
+            ("delete from trajectories where batch > ? and state = 'queued'", [(step,)]),
+            (f"update trajectories set state = 'dropped', reason = 'full restart', batch = -batch where {mine}", [(step,)]),
+        )
 
     async def _do(self, function: Any, *args: Any) -> Any:
         self.page.phase = Phase.RUNNING

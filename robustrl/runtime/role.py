@@ -35,7 +35,8 @@ UCX_ROOM = 16 << 20
 """Bytes of the shared-memory mount that a process with UCX is sure to get along with; 4 MB each were measured."""
 _PHASE_LOOK = 0.005
 """Seconds between two looks for the phase in which a fault is to strike."""
-_REST = {RoleKind.TRAINER: Phase.WAITING_BATCH, RoleKind.ROLLOUT: Phase.WAITING_REQUEST}
+_LAST_WORDS = 2.0
+_REST = {RoleKind.TRAINER: Phase.WAITING_BATCH, RoleKind.ROLLOUT: Phase.WAITING_REQUEST, RoleKind.STANDBY: Phase.WARMING}
 
 
 class RoleSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +53,8 @@ class RoleSpec(msgspec.Struct, frozen=True, kw_only=True):
     host_address: str
     host_token: str | None
     config: JobConfig
+    fresh: bool = False
+    """It begins in a full restart: what was generated and is not trained on is generated again."""
 
     @property
     def actor_name(self) -> str:
@@ -95,6 +98,17 @@ class LifeEnded(PeerDied):
         return type(self), (self.role, self.incarnation)
 
 
+class NotHere(PeerDied):
+    """This life of a role has left the process that was called."""
+
+    def __init__(self, role: str, incarnation: int, now: str) -> None:
+        super().__init__(f"{role} incarnation {incarnation} is over: its process is {now} now")
+        self.role, self.incarnation, self.now = role, incarnation, now
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, str]]:
+        return type(self), (self.role, self.incarnation, self.now)
+
+
 class Directory(Protocol):
     """Who knows which life of a role is the present one."""
 
@@ -127,14 +141,16 @@ class Peer:
                     raise
                 await self._directory.successor(self.role, error.incarnation, end - time.monotonic())
                 continue
-            ref = getattr(handle, method).remote(*args, **kwargs)
+            ref = handle.invoke.remote(self.role, incarnation, method, *args, **kwargs)
             try:
                 return await within(max(0.0, end - time.monotonic()), f"{self.role}.{method}()", ref)
             except ray.exceptions.RayActorError as error:
                 if not again:
                     raise PeerDied(f"{self.role} died during {method}(): {type(error).__name__}") from None
             except ray.exceptions.RayTaskError as error:
-                raise error.as_instanceof_cause() from None
+                cause = error.as_instanceof_cause()
+                if not (again and isinstance(cause, NotHere)):
+                    raise cause from None
             await self._directory.successor(self.role, incarnation, end - time.monotonic())
 
 
@@ -170,6 +186,8 @@ class Role:
         self.host = HostClient(spec.host_address, token=spec.host_token, kind="role", on_disconnect=self._host_gone)
         self.emitter = Emitter(self.host, spec.role, spec.incarnation)
         self.disturbance = Disturbance(self.page, self.emit, self.emitter.flush)
+        self.inherited: dict[str, Any] = {}
+        """What the role that was in this process before has built; empty in a process of its own."""
         self._present: dict[str, tuple[int, Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stamper: asyncio.Task[None] | None = None
@@ -192,9 +210,14 @@ class Role:
     async def on_open(self) -> None:
         """Subclasses' set-up."""
 
-    async def lifetime(self) -> None:
-        """Never returns: whoever awaits it learns at once that the process ended."""
-        await asyncio.Event().wait()
+    async def retire(self) -> dict[str, Any]:
+        """This life ends and its process goes on as another role; what it leaves to that one."""
+        for task in list(self._tasks):
+            task.cancel()
+        self.stop_stamping()
+        await asyncio.to_thread(self.emitter.flush, _LAST_WORDS)
+        self.host.close()
+        return {}
 
     def emit(self, event: ev.Event) -> None:
         self.emitter.emit(event)
@@ -238,9 +261,9 @@ class Role:
         import ray
 
         if role not in self._present:
-            incarnation = await self.ask_host("incarnation", deadline=self.deadlines.role_start, role=role)
+            incarnation, name = await self.ask_host("present", deadline=self.deadlines.role_start, role=role)
             try:
-                handle = await asyncio.to_thread(ray.get_actor, actor_name(role, incarnation), self.spec.run)
+                handle = await asyncio.to_thread(ray.get_actor, name, self.spec.run)
             except ValueError:  # Ray knows no living actor of that name
                 raise LifeEnded(role, incarnation) from None
             self._present[role] = incarnation, handle
@@ -276,7 +299,7 @@ class Role:
         self.log.error("%s cannot go on", self.spec.role, exc_info=error)
         self.emit(ev.ErrorRaised(role=self.spec.role, incarnation=self.spec.incarnation, error=_class_name(error), text=str(error)))
         try:
-            self.emitter.flush(timeout=2.0)
+            self.emitter.flush(timeout=_LAST_WORDS)
         except WaitTimeout as late:
             self.log.error("%s", late)
         os._exit(1)

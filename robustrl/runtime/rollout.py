@@ -45,6 +45,7 @@ class Rollout(Role):
         self.choose_transport()
         self._loop = asyncio.get_running_loop()
         self._out: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self._retired = False
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._unacknowledged: dict[int, bytes] = {}
         self._version = -1
@@ -69,6 +70,13 @@ class Rollout(Role):
         self.spawn(self._follow_versions())
         self.spawn(self._keep_journal())
         await self.sync(0)
+
+    async def stop_work(self) -> None:
+        """No token is made from here on, and the journal has all that were: others go on from there."""
+        self._retired = True
+        self._commands.put(lambda: None)
+        await asyncio.to_thread(self._thread.join, self.deadlines.call)
+        await self._flush()
 
     # -- calls ---
 
@@ -161,6 +169,8 @@ class Rollout(Role):
             return
         body = msgspec.msgpack.encode(parts)
         again = await self._journal.call("grown", self.spec.role, self.spec.incarnation, body, deadline=self.deadlines.call, again=True)
+        if again is None and self._retired:
+            return
         if again is None:
             self.die(PeerDied(f"{self.spec.role} incarnation {self.spec.incarnation} was replaced: others go on with its trajectories"))
             return
@@ -260,7 +270,7 @@ class Rollout(Role):
         try:
             task = make_task(self.config.task, self.config.task_options, seed=self.config.seed)
             self._stop, self._pace, self._ignore_eos = task.stop, task.pace, task.ignore_eos
-            self._engine: Engine = make_engine(
+            self._engine: Engine = self.inherited.pop("engine", None) or make_engine(
                 self.config.engine,
                 resolve_model(self.config.model),
                 seed=(self.config.seed * 1000 + self.role.index) % 2**32,  # NumPy, which vLLM seeds too, takes no more
@@ -273,8 +283,9 @@ class Rollout(Role):
             self._budget = self.config.sampling.max_tokens or task.max_tokens
             self._generated = self._since_flush = 0
             self._loop.call_soon_threadsafe(started.set_result, None)
-            while True:
+            while not self._retired:
                 self._turn()
+            self._engine.close()
         except BaseException as error:  # the thread is the role: its end is the process's
             self._loop.call_soon_threadsafe(self.die, error)
 

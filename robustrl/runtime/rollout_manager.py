@@ -123,6 +123,11 @@ class RolloutManager(Role):
         self._take_in(lane)
         await lane.peer.call("sync", self._newest, deadline=self.deadlines.call)
 
+    async def drain(self, role: str) -> None:
+        """This rollout gets no more work, and what it has not finished goes on elsewhere. Asked again: no change."""
+        for lane in [lane for lane in self._lanes if lane.role == role]:
+            self._lose(lane, "it is drained")
+
     async def sync(self, version: int) -> None:
         """Tell every rollout of this membership view that ``version`` is there to be pulled."""
         self._newest = max(self._newest, version)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..core import events as ev
 from ..core.lifecycle import STOPPED
 from ..core.placement import place_another
-from ..core.roles import RoleKind, RoleState
-from ..errors import JobFailed, RobustRLError
+from ..core.recovery import MODES, STANDBYS
+from ..core.roles import RoleId, RoleKind, RoleState
+from ..errors import ConfigError, JobFailed, RobustRLError
 from . import injecting, wire
 from .role import Peer, actor_name
 
@@ -126,6 +127,46 @@ class Serving:
             self._host.record(ev.ThresholdsChanged(thresholds=new.to_dict(), changes=made))
         return new.to_dict()
 
+    async def _set_recovery(self, mode: str | None = None, standbys: str | None = None) -> list[str]:
+        """What is given, checked and in force from the next entry on. Returns [mode, standbys]."""
+        for field, value, allowed in (("recovery.mode", mode, MODES), ("recovery.standbys", standbys, STANDBYS)):
+            if value is not None and value not in allowed:
+                raise ConfigError(field, value, f"must be one of {', '.join(allowed)}")
+        state = self._host.state
+        new = [mode or state.recovery_mode, standbys or state.recovery_standbys]
+        if new != [state.recovery_mode, state.recovery_standbys]:
+            self._host.record(ev.RecoverySettings(mode=new[0], standbys=new[1]))
+        return new
+
+    async def _order(self, role: str, action: str) -> int:
+        """The incarnation that is to be restarted, or drained."""
+        if role not in self._host.state.roles:
+            raise RobustRLError(f"role {role!r}: this job has {', '.join(self._host.state.roles) or 'none yet'}")
+        view = self._host.state.roles[role]
+        if action == "drain":
+            await self._drain(role)
+        elif view.state not in (RoleState.HEALTHY, RoleState.SUSPECT, RoleState.STOPPED):
+            raise JobFailed(f"{role} is {view.state}: its recovery is under way")
+        self._host.record(ev.RoleOrdered(role=role, incarnation=view.incarnation, action=action))
+        if action == "drain":
+            await self._host.restarting.end_drained(role)
+        return view.incarnation
+
+    async def _drain(self, role: str) -> None:
+        if RoleId.parse(role).kind is not RoleKind.ROLLOUT:
+            raise ConfigError("role", role, "cannot be drained: only a rollout's work can go to others; restart() is for any role")
+        others = [r for r, view in self._host.state.roles.items() if view.kind is RoleKind.ROLLOUT and view.state is RoleState.HEALTHY]
+        if others in ([], [role]):
+            raise JobFailed(f"{role} is the last rollout that serves: nobody could take its work")
+        manager, deadline = self._running("rollout_manager"), self._host.config.deadlines.call
+        await self._running(role).call("stop_work", deadline=deadline)
+        await manager.call("drain", role, deadline=deadline, again=True)
+
+    async def _present(self, role: str) -> tuple[int, str]:
+        """Number and actor name of the present life; a later life counts once it can be called."""
+        number = await self._incarnation(role)
+        return number, self._lives.names[role]
+
     async def _signal(self, role: str, signal: str, seconds: float = 0.0) -> int:
         """The pid that was hit, by its node's agent."""
         if role not in self._host.state.roles:
@@ -166,6 +207,7 @@ class Serving:
             "digests": {str(version): view.digest for version, view in list(self._host.state.announced.items())[-_DIGESTS:]},
             "evaluated": [done.version for done in self._host.state.evaluations],
             "paused": self._host.state.paused,
+            "full_restarts": self._host.state.full_restarts,
             "metrics": int(self._host.state.metrics[-1]["step"]) if self._host.state.metrics else 0,
             "started": {i: ledger.state(i).value for i in ledger.ids()},
             "finished": sorted(self._host.state.finished_ids),
@@ -190,7 +232,9 @@ class Serving:
         "signal": _signal,
         "logs": _logs,
         "state": _state,
-        "incarnation": _incarnation,
+        "set_recovery": _set_recovery,
+        "order": _order,
+        "present": _present,
         "successor": _successor,
         "ready": _ready,
         "known": _known,

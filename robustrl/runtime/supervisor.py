@@ -46,6 +46,7 @@ class Supervisor(Role):
         """This process's clock less the host's: the smallest difference seen."""
         self._asked: set[tuple[str, int, int]] = set()
         self._node_of: dict[str, str] = {}
+        self._lives: dict[str, int] = {}
         self._marks_sent: dict[str, Any] = {}
         loop = asyncio.get_running_loop()
         self.host.subscribe(lambda lines: loop.call_soon_threadsafe(self._entries.put_nowait, lines), after=0)
@@ -78,6 +79,7 @@ class Supervisor(Role):
             self._learn_weights(entry.event)
             if isinstance(entry.event, ev.RoleStarted):
                 self._node_of[entry.event.role] = entry.event.node
+                self._lives[entry.event.role] = entry.event.incarnation
                 if (entry.event.role, entry.event.incarnation) == (self.spec.role, self.spec.incarnation):
                     self._live, verdicts = True, self._detector.unrecorded()
         verdicts += self._detector.advance(self._last)
@@ -161,6 +163,16 @@ class Supervisor(Role):
                 self._directory.commit(event.target, event.incarnation, event.version, event.digest, address)
             case ev.ProcessExited(role=role, incarnation=incarnation):
                 self._directory.remove_holder(role, incarnation)
+            case ev.RestartDecided(standby=standby) if standby in self._lives:
+                self._directory.remove_holder(standby, self._lives[standby])
+            case ev.NodeLost(node=node):
+                self._forget([role for role, where in self._node_of.items() if where == node])
+            case ev.RunResumed():
+                self._forget(list(self._node_of))
+
+    def _forget(self, roles: list[str]) -> None:
+        for role in roles:
+            self._directory.remove_holder(role, self._lives[role])
 
     async def ask(self, body: bytes, least_version: int) -> bytes | None:
         """The answer to a msgpack `Ask` as a msgpack `Lease`; None: nothing at or above ``least_version`` is free, ask again."""

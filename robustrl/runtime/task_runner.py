@@ -28,13 +28,15 @@ _DEATH_KNOWN = 5.0
 """Seconds in which the death of a rank is known, and its successor called for, after another rank lost it."""
 _COMMIT_KNOWN = 2.0
 """Seconds after which the trainer is asked again for a step that is not committed: it may have died between the two."""
+_ROUND = 10**12
+"""Between the ids of trajectories of the same batch that are generated again after a full restart."""
 
 
 class TaskRunner(Role):
     async def on_open(self) -> None:
         self._unpaused = asyncio.Event()
         self._unpaused.set()
-        self._step = 0
+        self._step = self._round = 0
         self._evaluated: set[int] = set()
         self._finishing: asyncio.Task[None] | None = None
         """What follows the commit of the step before."""
@@ -83,6 +85,7 @@ class TaskRunner(Role):
         """(committed steps, dispatched batches) of the life before; what was left undone of the last step is done."""
         known = await self.ask_host("known")
         self._evaluated = set(known["evaluated"])
+        self._round = known.get("full_restarts", 0)
         if known["paused"]:
             self._unpaused.clear()
         step = known["step"]
@@ -115,7 +118,7 @@ class TaskRunner(Role):
     async def _dispatch(self, batch: int) -> None:
         config = self.config
         prompts = self._task.prompts("train", (batch - 1) * config.prompts_per_step, config.prompts_per_step)
-        first = (batch - 1) * config.prompts_per_step * config.samples_per_prompt + 1
+        first = (batch - 1) * config.prompts_per_step * config.samples_per_prompt + 1 + self._round * _ROUND
         groups = []
         for number, prompt in enumerate(prompts):
             ids = range(first + number * config.samples_per_prompt, first + (number + 1) * config.samples_per_prompt)

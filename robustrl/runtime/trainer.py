@@ -115,7 +115,10 @@ class Trainer(Role):
     def _build(self) -> None:
         from ..rl.learner import Learner
 
-        self._learner = Learner(
+        warm = self.inherited.pop("learner", None)
+        if warm is not None:
+            warm.take_rank(self.role.index, self.config.trainer_ranks)
+        self._learner = warm or Learner(
             resolve_model(self.config.model),
             self.config.grpo,
             seed=self.config.seed,

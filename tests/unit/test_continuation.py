@@ -41,7 +41,7 @@ def journal(folder: Path, incarnation: int = 1, known: dict[str, Any] | None = N
     """Without a process or a host; ``said`` are the events that it emitted."""
     made = RequestManager.__new__(RequestManager)
     here: Any = made
-    here.spec = SimpleNamespace(run_dir=str(folder), incarnation=incarnation, role="request_manager")
+    here.spec = SimpleNamespace(run_dir=str(folder), incarnation=incarnation, role="request_manager", fresh=False)
     here.config, here.deadlines = _CONFIG, _CONFIG.deadlines
     here.page = SimpleNamespace(phase=None, update=lambda **_: None)
     here.said = []

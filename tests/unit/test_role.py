@@ -26,7 +26,7 @@ class _Directory:
             def remote(*args: Any) -> Any:
                 return asyncio.sleep(0, ("answer", *args))
 
-        return 2, type("Handle", (), {"ask": Method})
+        return 2, type("Handle", (), {"invoke": Method})
 
     async def successor(self, role: str, incarnation: int, deadline: float) -> None:
         assert (role, incarnation) == ("node_agent-0", 1) and deadline > 0
@@ -38,7 +38,7 @@ def test_a_call_to_a_life_that_has_ended_is_a_peers_death_or_goes_to_the_next_li
     peer = Peer(_Directory(), "node_agent-0")
     with pytest.raises(PeerDied, match="node_agent-0 incarnation 1 has died"):
         asyncio.run(peer.call("ask", deadline=5.0))
-    assert asyncio.run(peer.call("ask", 1, deadline=5.0, again=True)) == ("answer", 1)
+    assert asyncio.run(peer.call("ask", 1, deadline=5.0, again=True)) == ("answer", "node_agent-0", 2, "ask", 1)
 
 
 def test_an_actor_that_ray_does_not_know_any_more_is_a_peers_death(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,8 +48,8 @@ def test_an_actor_that_ray_does_not_know_any_more_is_a_peers_death(monkeypatch: 
     def get_actor(name: str, namespace: str) -> None:
         raise ValueError("Failed to look up actor with name")
 
-    async def ask_host(*_: Any, **__: Any) -> int:
-        return 3
+    async def ask_host(*_: Any, **__: Any) -> tuple[int, str]:
+        return 3, "rollout-0.3"
 
     role: Any = Role.__new__(Role)
     role._present, role.ask_host = {}, ask_host

@@ -1,0 +1,220 @@
+"""How the host carries decisions out: in what order, what waits, and what is never killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from robustrl.config import JobConfig
+from robustrl.core import events as ev
+from robustrl.core.roles import RoleId, RoleState
+from robustrl.errors import PeerDied
+from robustrl.runtime.restarting import Restarting
+
+_NOBODY = 2**22 + 1
+"""Beyond the largest pid."""
+_NODES = {
+    "node_agent-0": "node-0", "node_agent-1": "node-1", "supervisor": "node-0", "task_runner": "node-0", "rollout-0": "node-1",
+    "trainer-0": "node-1", "state_keeper-0": "node-1",
+}  # fmt: skip
+
+
+class _Host:
+    """Records what is done; every role is in its first life."""
+
+    def __init__(self, address: str | None = None) -> None:
+        self.config = JobConfig(profile="class", address=address)
+        self.done: list[str] = []
+        self.events: list[ev.Event] = []
+        self.closing = False
+        self.ended: list[str] = []
+        roles = {
+            role: SimpleNamespace(
+                kind=RoleId.parse(role).kind, incarnation=1, node=node, pid=_NOBODY, exited="", state=RoleState.HEALTHY
+            )
+            for role, node in _NODES.items()
+        }
+        self.state: Any = SimpleNamespace(roles=roles, recovery_mode="isolated", recovery_standbys="cold")
+        self.lives: Any = _Lives(self)
+        self.cluster: Any = SimpleNamespace(nodes=[SimpleNamespace(name="node-0"), SimpleNamespace(name="node-1")], replace=self.replace)
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.restarting = Restarting(self)  # type: ignore[arg-type]
+
+    def record(self, event: ev.Event) -> None:
+        self.events.append(event)
+        if isinstance(event, ev.RestartDecided):
+            self.restarting.carry_out(event)
+
+    def decide_end(self, status: str, reason: str) -> None:
+        self.ended.append(reason)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
+        self.tasks.add(task)
+        return task
+
+    def replace(self, node: str, deadline: float) -> Any:
+        self.done.append(f"replace {node}")
+        return SimpleNamespace(name=node, ray_node_id="new", ip="127.0.0.1")
+
+    async def run_training(self) -> None:
+        self.done.append("run")
+
+
+class _Lives:
+    def __init__(self, host: _Host) -> None:
+        self.host = host
+        self.places = {RoleId.parse(role): node for role, node in _NODES.items()}
+        self.incarnations = dict.fromkeys(_NODES, 1)
+        self.ticks = dict.fromkeys(_NODES, 1)
+        self.given: set[tuple[str, int]] = set()
+        self.lost: dict[str, str] = {}
+        self.fresh = False
+        self.trouble: list[BaseException] = []
+        self.watched: list[str] = []
+
+    def peer(self, role: str) -> Any:
+        async def call(method: str, *args: Any, **_: Any) -> None:
+            self.host.done.append(f"{role}.{method}" + (f" {args[0]}" if method == "kill" else ""))
+
+        return SimpleNamespace(role=role, call=call)
+
+    def agent_of(self, node: str) -> Any:
+        return self.peer(f"node_agent-{node[-1]}")
+
+    async def create(self, role: str, standby: str = "") -> None:
+        if self.trouble:
+            raise self.trouble.pop()
+        self.incarnations[role] += 1
+        self.host.done.append(f"create {role}" + (f" in {standby}" if standby else ""))
+
+    async def start(self, roles: list[RoleId], standbys: dict[str, str]) -> None:
+        assert self.fresh
+        if self.trouble:
+            raise self.trouble.pop()
+        for role in map(str, roles):
+            self.incarnations[role] += 1
+        self.host.done.append(f"start {len(roles)}")
+
+    async def prepare_trainers(self, ranks: list[str]) -> None:
+        self.host.done.append(f"prepare {' '.join(ranks)}")
+
+    async def give_secret(self, agent: str) -> None:
+        self.host.done.append(f"secret {agent}")
+
+    def spec(self, role: str, incarnation: int) -> str:
+        return role
+
+    async def watch_from_outside(self, spec: str, pid: int) -> None:
+        self.watched.append(spec)
+
+
+def decided(role: str, mode: str = "isolated", standby: str = "", incarnation: int = 1) -> ev.RestartDecided:
+    return ev.RestartDecided(role=role, incarnation=incarnation, reason="r", mode=mode, standby=standby)
+
+
+def scenario(play: Callable[[_Host], Any], address: str | None = None) -> _Host:
+    async def run() -> _Host:
+        host = _Host(address)
+        play(host)
+        while pending := [task for task in host.tasks if not task.done()]:
+            await asyncio.wait_for(asyncio.gather(*pending), 10)
+        for task in host.tasks:
+            task.result()
+        return host
+
+    return asyncio.run(run())
+
+
+def test_the_old_process_is_dead_before_the_next_one_is_made() -> None:
+    host = scenario(lambda host: host.record(decided("rollout-0", standby="standby-0")))
+    assert host.done == ["node_agent-1.kill rollout-0", "create rollout-0 in standby-0", "rollout-0.open", "rollout_manager.add_rollout"]
+
+
+def test_a_decision_that_was_written_twice_is_carried_out_once() -> None:
+    host = scenario(lambda host: [host.record(decided("rollout-0")) for _ in range(2)])
+    assert host.done.count("create rollout-0") == 1
+
+
+def test_a_process_that_dies_at_its_start_is_started_again_and_not_for_ever() -> None:
+    def play(host: _Host, deaths: int) -> None:
+        host.lives.trouble = [PeerDied("early")] * deaths
+        host.record(decided("rollout-0"))
+
+    assert scenario(lambda host: play(host, 2)).done.count("create rollout-0") == 1
+    with pytest.raises(PeerDied, match="early"):
+        scenario(lambda host: play(host, 3))
+
+
+def test_a_process_that_became_another_role_is_not_killed_in_its_old_name() -> None:
+    def play(host: _Host) -> None:
+        host.lives.given.add(("rollout-0", 1))
+        host.record(decided("rollout-0"))
+
+    assert not any("kill" in line for line in scenario(play).done)
+
+
+def test_a_full_restart_ends_all_then_starts_all_and_later_decisions_wait() -> None:
+    def play(host: _Host) -> None:
+        for role in _NODES:
+            host.record(decided(role, "full"))
+        host.spawn(later(host))
+
+    async def later(host: _Host) -> None:
+        await asyncio.sleep(0)
+        host.record(decided("rollout-0"))
+        host.record(decided("trainer-0", incarnation=2))
+
+    host = scenario(play)
+    assert host.done[:2] == [f"start {len(_NODES)}", "node_agent-1.kill trainer-0"] or host.done[0] == f"start {len(_NODES)}"
+    assert "create rollout-0" not in host.done, "its life began in the full restart"
+    assert "create trainer-0" in host.done and host.done.count("run") == 1
+    assert {e.role for e in host.events if isinstance(e, ev.ProcessExited)} == set(_NODES)
+
+
+def test_a_death_during_a_full_restart_has_it_done_again() -> None:
+    def play(host: _Host) -> None:
+        host.lives.trouble = [PeerDied("again")]
+        host.record(decided("trainer-0", "full"))
+
+    assert scenario(play).done == [f"start {len(_NODES)}", "run"]
+
+
+def test_a_lost_node_is_replaced_once_before_its_roles_come_back(tmp_path: Any) -> None:
+    def play(host: _Host) -> None:
+        host.shm = host.temp = tmp_path
+        (tmp_path / "state_keeper-0.1-1.slot-0").touch()
+        host.restarting._lose("node-1", "its raylet ended")
+        for role in ("node_agent-1", "state_keeper-0", "rollout-0"):
+            host.record(decided(role))
+
+    host = scenario(play)
+    assert host.done.count("replace node-1") == 1 and host.done[0] == "replace node-1" and not host.lives.lost
+    assert {"create node_agent-1", "create state_keeper-0", "create rollout-0", "secret node_agent-1"} <= set(host.done)
+    assert [type(e) for e in host.events if isinstance(e, ev.NodeLost | ev.NodeStarted)] == [ev.NodeLost, ev.NodeStarted]
+    assert not list(tmp_path.iterdir()), "its memory went with it"
+
+
+def test_the_loss_of_the_head_ends_the_job(tmp_path: Any) -> None:
+    def play(host: _Host) -> None:
+        host.shm = host.temp = tmp_path
+        host.restarting._lose("node-0", "its GCS ended")
+
+    assert "node-0, the head" in scenario(play).ended[0]
+
+
+@pytest.mark.parametrize("mode", ["isolated", "observe", "full"])
+def test_the_supervisors_own_death_is_answered_here(mode: str) -> None:
+    def play(host: _Host) -> None:
+        host.state.recovery_mode = mode
+        host.restarting.replace_supervisor(1, 7, "ActorDiedError")
+
+    host = scenario(play)
+    if mode == "full":
+        assert host.done == [f"start {len(_NODES)}", "run"]
+    else:
+        assert host.done == ["create supervisor", "supervisor.open"]
