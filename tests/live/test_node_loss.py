@@ -13,6 +13,8 @@ from robustrl.core.audit import audit
 from robustrl.job import Job
 from tests.live.conftest import wait_for
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def kill_node(job: Job, node: str) -> None:
     """Its raylet and whatever the raylet started."""

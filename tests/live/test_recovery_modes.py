@@ -16,6 +16,8 @@ from robustrl.errors import ConfigError
 from robustrl.job import Job
 from tests.live.conftest import assert_clean, wait_for
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:

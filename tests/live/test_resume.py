@@ -16,6 +16,8 @@ from robustrl.job import Job
 from robustrl.runtime.processes import find_marked, kill
 from tests.live.conftest import assert_clean, wait_for
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def test_no_committed_step_is_lost_and_no_data_is_trained_twice(launch: Callable[..., Job]) -> None:
     job = launch(steps=12, agent_workers=1)

@@ -15,6 +15,8 @@ from robustrl.core.audit import audit
 from robustrl.job import Job
 from tests.live.conftest import assert_clean, wait_for
 
+pytestmark = pytest.mark.timeout(600)
+
 _SETTINGS = {"profile": "class", "steps": 100_000, "prompts_per_step": 4, "agent_workers": 1, "evaluation_prompts": 0, "restarts": 9}
 
 
