@@ -41,11 +41,14 @@ _HELD_TURN = 0.01
 
 
 class Rollout(Role):
+    _retired = False
+    _reclaims = 0
+    """How often a rollout manager in a later life has asked for everything."""
+
     async def on_open(self) -> None:
         self.choose_transport()
         self._loop = asyncio.get_running_loop()
         self._out: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
-        self._retired = False
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._unacknowledged: dict[int, bytes] = {}
         self._version = -1
@@ -99,6 +102,7 @@ class Rollout(Role):
             self._loop.call_soon_threadsafe(held.set_result, found)
 
         self._commands.put(look)
+        self._reclaims += 1
         tools, running = await held
         while not self._out.empty():
             self._out.get_nowait()  # what was posted before the look is in the answer
@@ -125,10 +129,15 @@ class Rollout(Role):
             return -1, finished, tools
         for number in acknowledged:
             self._unacknowledged.pop(number, None)
+        asked = self._reclaims
         try:
             items = [await asyncio.wait_for(self._out.get(), wait)]
         except TimeoutError:
             items = []
+        if asked != self._reclaims:  # whoever asked is dead, and nothing may be lost with it
+            for item in items:
+                self._out.put_nowait(item)
+            return self._version, finished, tools
         while not self._out.empty():
             items.append(self._out.get_nowait())
         for kind, value in items:
