@@ -60,6 +60,19 @@ def test_whoever_comes_gets_the_whole_picture_and_then_only_what_changes(feed):
     assert early[-1][2]["now"] > early[-2][2]["now"]
 
 
+def test_curves_are_drawn_less_often_than_the_board(feed):
+    job = feed.source.job
+    job.upto = 1
+    board, curves = _watch(feed, "board")[0], _watch(feed, "metrics")[0]
+    for quarter in range(1, 9):
+        feed._clock.t, job.upto = quarter / 4, job.upto + 5
+        feed.step()
+    assert len(board) == 9 and 2 <= len(curves) <= 4
+    feed._clock.t = 4.0
+    feed.step()
+    assert curves[-1][2]["now"] > 2.0, "the last word arrives"
+
+
 def test_a_feed_has_threads_only_while_somebody_looks():
     log = made_log()
     before = threading.active_count()
