@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+from types import SimpleNamespace
+
 import pytest
 
+from robustrl.core import events as ev
+from robustrl.runtime.processes import process_state
 from tests.benchmarks import _detect_cost, detect
 from tests.benchmarks._detect_peers import OURS, SCALES, compare, curves, draw, incident, ours
 from tests.benchmarks._detect_trials import trial
@@ -65,3 +70,45 @@ def test_an_incident_has_its_row():
     row = incident(("incident/trainer-stuck-engines-fine", 3))
     assert row["wrong"] == [] and row["rule"] == "no_compute" and row["after_s"] < 3.5
     assert "probe (slime)" in row["published_that_miss"]
+
+
+class _Job:
+    """A job whose steps take as long as it is told, in a log that only has commits."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self.roles = {role: SimpleNamespace(pid=pid) for role, pid in pids.items()}
+        self.thresholds = SimpleNamespace(node=SimpleNamespace(silent=5.0))
+        self.step, self.events, self.paused = 0, [], False
+
+    def wait(self, step: int, timeout: float) -> None:
+        while self.step < step:
+            self.step += 1
+            commit = ev.OptimizerStepCommitted(step=self.step, version=1, digest="d", snapshot_digest="s", consumed=[], batch=1, bytes=1,
+                                               holder="k", incarnation=1)  # fmt: skip
+            self.events.append(ev.Entry(self.step, 0.5 * self.step, "k", 1, 1, 0.0, commit))
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def __enter__(self) -> _Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_the_cost_is_taken_in_turns_and_the_agent_goes_on_in_the_end(monkeypatch):
+    sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    try:
+        job = _Job({"node_agent-0": sleepers[0].pid, "supervisor": sleepers[1].pid})
+        monkeypatch.setattr(_detect_cost.robustrl, "launch", lambda **settings: job)
+        monkeypatch.setattr(_detect_cost.time, "sleep", lambda seconds: None)
+        row = _detect_cost.cost()
+        state = process_state(sleepers[0].pid)
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
+    assert row["steps"] == [150, 150] and row["step_ratio"] == 1.0 and row["step_ratio_width"] == 0.0
+    assert job.paused and job.thresholds.node.silent == "10h" and state != "T"
+    assert {"cpu_share", "step_ratio", "step_ratio_width"} <= set(row)
