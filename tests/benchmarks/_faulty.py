@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import robustrl
+from robustrl.config import JobConfig
 from robustrl.core import events as ev
 from robustrl.core.accounting import spread
 from robustrl.errors import WaitTimeout
@@ -33,8 +34,8 @@ def job_with(mode: str, standbys: str, first_step: int = 2, **settings: Any) -> 
 
 def recovering(mode: str, standbys: str) -> dict[str, Any]:
     """Settings of a job that recovers in this way; ``warm``: with one standby for trainer or rollout and one for the other roles."""
-    if (mode, standbys) == ("isolated", "cold"):
-        return {}
+    if (mode, standbys) == ("isolated", "cold") and "standbys" not in JobConfig.__struct_fields__:
+        return {}  # the only way there is
     return {"recovery": {"mode": mode, "standbys": standbys}, "standbys": int(standbys == "warm")}
 
 

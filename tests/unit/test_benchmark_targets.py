@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from story import Story
 
-from tests.benchmarks import ettr, learn, recovery
+from robustrl.core import events as ev
+from robustrl.errors import WaitTimeout
+from robustrl.tables import Events, recoveries
+from tests.benchmarks import _faulty, ettr, learn, recovery
 from tests.benchmarks._report import Bench
 
 
@@ -30,6 +35,33 @@ def test_without_its_rows_a_target_has_no_value(bench: Bench, judge: Callable[[B
     found = targets(bench, judge, {})
     assert found and all(target["value"] is None and target["met"] is False for target in found.values())
     assert len(found) == len(bench.targets), "each has a name of its own"
+
+
+def struck() -> SimpleNamespace:
+    """A job whose rollout-0 was killed by fault 1 at 110, and whose trainer died at 120 of something else."""
+    story = Story()
+    story.batch(101.0, 1)
+    story.sample(109.9, "rollout-0", "decode", 100)
+    story.injects(110.0, "rollout-0")
+    story.at(110.1, ev.ProcessExited(role="rollout-0", incarnation=1, pid=7, cause="pidfd", last_lines=[], progress=120))
+    story.restart(110.1, "rollout-0")
+    story.at(110.2, ev.TokensJournalled(role="rollout-0", incarnation=1, tokens=100))
+    story.at(110.3, ev.TrajectoriesMoved(ids=[1, 2], source="rollout-0", target="rollout-1", version=0, kept=[40, 45]))
+    story.starts(111.0, "rollout-0")
+    story.ready(113.1, "rollout-0", healthy=114.1)
+    story.exits(120.0, "trainer-0")
+    return SimpleNamespace(events=Events(story.entries), recoveries=recoveries(story.entries))
+
+
+def test_figures_are_of_the_faults_that_were_injected() -> None:
+    found = _faulty.figures(struck(), [1])  # type: ignore[arg-type]
+    assert found["trials"] == 1 and found["after_detection"] == {"median": 4.0, "p95": 4.0}
+    assert [found[stage]["median"] for stage in _faulty.STAGES] == pytest.approx([0.1, 3.0, 1.0, 4.1])
+    assert (found["lost_tokens"], found["moved"], found["regenerated_per_trajectory"]) == (20, 2, 10.0)
+    assert (found["steps_rolled_back"], found["standbys_used"]) == (0, 0)
+    with pytest.raises(WaitTimeout, match="2 faults, and 1 complete recoveries"):
+        _faulty.figures(struck(), [1, 2])  # type: ignore[arg-type]
+    assert _faulty.first_start(struck()) == 0.0  # type: ignore[arg-type]
 
 
 def row(after: float, **fields: Any) -> dict[str, Any]:
