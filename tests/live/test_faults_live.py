@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +14,13 @@ from robustrl.core.fault_book import FaultView
 from robustrl.errors import ConfigError, RobustRLError
 from robustrl.faults import (
     CleanExit,
+    CorruptSnapshot,
     CorruptWeights,
     EveryNSteps,
     Fault,
     FirstCompile,
     Freeze,
+    FullDisk,
     Hang,
     IdleRollout,
     Kill,
@@ -184,6 +187,38 @@ def test_damaged_weights_are_refused_by_who_pulls_them(job: Job) -> None:
     seen = next(handle for handle in damaged if handle.view.detected)
     assert seen.view.detected.rule == "checksum of a chunk"
     wait_for("the damage to be written over", lambda: {handle.outcome for handle in damaged} == {"over"})
+
+
+def test_a_damaged_snapshot_is_refused_and_the_next_copy_taken(job: Job) -> None:
+    job.pause()
+    step = job.step + 1
+
+    def copied() -> bool:
+        return any(e.event.step == step and e.event.holder == "disk" for e in job.events.of(ev.SnapshotCopied))
+
+    wait_for("the step under way, on disk", copied)
+    damaged = job.inject(CorruptSnapshot("state_keeper-0")).wait("injected")
+    killed = job.inject(Kill("trainer-0")).wait("recovered", timeout=120)
+    restored = job.events.of(ev.SnapshotRestored)[-1].event
+    assert (restored.step, restored.source) == (step, "disk")
+    job.resume()
+    killed.wait("confirmed")
+    damaged.wait("confirmed")
+    assert damaged.view.detected is not None and damaged.view.detected.rule == "check of a snapshot"
+
+
+def test_a_full_disk_costs_copies_and_no_step(job: Job) -> None:
+    try:
+        full = job.inject(FullDisk(seconds=2.0))
+    except ConfigError as error:
+        pytest.skip(str(error))
+    wait_for("its proof or its refusal", lambda: full.view.hits or full.outcome)
+    if full.outcome == "refused":
+        pytest.skip(full.view.reason)
+    full.wait("confirmed", timeout=60)
+    assert full.view.detected is not None and full.view.detected.rule == "a checkpoint that failed"
+    assert str(job.run_dir) not in Path(f"/proc/{job.roles['trainer-0'].pid}/mountinfo").read_text(), "nobody else saw it"
+    job.wait(step=job.step + 1, timeout=60)
 
 
 def test_never_the_last_live_rollout(job: Job) -> None:
