@@ -13,6 +13,7 @@ from ..tables import Table
 if TYPE_CHECKING:
     from ..job import Job
 
+_OVER = "over"
 _ECHO = 3.0
 PATIENCE = 180.0
 """Seconds that `FaultHandle.wait` waits unless told otherwise."""
@@ -40,17 +41,19 @@ class FaultHandle:
         return "" if self.view.masked else self.view.outcome
 
     def wait(self, stage: str = "confirmed", timeout: float = PATIENCE) -> FaultHandle:
-        """Until it has come to ``stage``. Raises WaitTimeout; RobustRLError when nothing more will come of it; HostGone with the job."""
-        if stage not in STAGES:
-            raise ConfigError("stage", stage, f"must be one of {', '.join(STAGES)}")
-        goal = STAGES.index(stage)
+        """Until it has come to ``stage``, or, for ``over``, has ended. Raises WaitTimeout; RobustRLError when nothing more will come of it;
+        HostGone with the job.
+        """
+        if stage not in (*STAGES, _OVER):
+            raise ConfigError("stage", stage, f"must be one of {', '.join((*STAGES, _OVER))}")
 
         def reached() -> bool:
-            return STAGES.index(self._raw().stage) >= goal
+            view = self._raw()
+            return view.outcome == _OVER if stage == _OVER else STAGES.index(view.stage) >= STAGES.index(stage)
 
         begun = time.monotonic()
         self._job.wait_until(lambda: reached() or self._raw().settled or self._job.over, timeout)
-        if not reached() and self._raw().outcome == "over":  # what it led to may be said a moment later
+        if not reached() and self._raw().outcome == _OVER:  # what it led to may be said a moment later
             self._job.wait_until(lambda: reached() or self._job.over, min(_ECHO, max(0.0, begun + timeout - time.monotonic())))
         if reached():
             return self

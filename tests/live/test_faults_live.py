@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -173,11 +174,23 @@ def test_a_first_compile_is_given_its_grace(job: Job) -> None:
 # -- more than one fault -
 
 
+def at_rest(job: Job) -> int:
+    """Paused, with nothing under way: the step that is committed and that every rollout has."""
+    job.pause()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        step, before = job.step, len(job.events.of(ev.OptimizerStepCommitted))
+        time.sleep(2.0)
+        still = before == len(job.events.of(ev.OptimizerStepCommitted))
+        if still and {role.version for name, role in job.roles.items() if name.startswith("rollout-")} == {step}:
+            return step
+    pytest.fail("the paused job did not come to rest within 60 s")
+
+
+@pytest.mark.soak
 def test_damaged_weights_are_refused_by_who_pulls_them(job: Job) -> None:
     """No step is made meanwhile, so that nothing is pulled but what is damaged."""
-    job.pause()
-    step = job.step + 1
-    wait_for("the step under way, at both rollouts", lambda: {job.roles[f"rollout-{i}"].version for i in (0, 1)} == {step})
+    at_rest(job)
     damaged = [job.inject(CorruptWeights("rollout-0")).wait("injected"), job.inject(CorruptWeights("state_keeper-0")).wait("injected")]
     assert {handle.view.hits[0].proof["bytes"] for handle in damaged} == {64}
     killed = job.inject(Kill("rollout-1"))
@@ -189,14 +202,14 @@ def test_damaged_weights_are_refused_by_who_pulls_them(job: Job) -> None:
     wait_for("the damage to be written over", lambda: {handle.outcome for handle in damaged} == {"over"})
 
 
+@pytest.mark.soak
 def test_a_damaged_snapshot_is_refused_and_the_next_copy_taken(job: Job) -> None:
-    job.pause()
-    step = job.step + 1
+    step = at_rest(job)
 
     def copied() -> bool:
         return any(e.event.step == step and e.event.holder == "disk" for e in job.events.of(ev.SnapshotCopied))
 
-    wait_for("the step under way, on disk", copied)
+    wait_for("the checkpoint", copied)
     damaged = job.inject(CorruptSnapshot("state_keeper-0")).wait("injected")
     killed = job.inject(Kill("trainer-0")).wait("recovered", timeout=120)
     restored = job.events.of(ev.SnapshotRestored)[-1].event
@@ -207,6 +220,7 @@ def test_a_damaged_snapshot_is_refused_and_the_next_copy_taken(job: Job) -> None
     assert damaged.view.detected is not None and damaged.view.detected.rule == "check of a snapshot"
 
 
+@pytest.mark.soak
 def test_a_full_disk_costs_copies_and_no_step(job: Job) -> None:
     try:
         full = job.inject(FullDisk(seconds=2.0))

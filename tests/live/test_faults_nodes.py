@@ -17,6 +17,7 @@ from tests.live.conftest import wait_for
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.soak
 def test_a_rollouts_node_is_lost_and_nothing_else(launch: Callable[..., Job]) -> None:
     job = launch(steps=100_000, nodes=4, rollouts=2, evaluation_prompts=0, agent_workers=1, thresholds="lab")
     job.wait(step=1, timeout=240)
