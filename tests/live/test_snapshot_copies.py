@@ -163,6 +163,7 @@ def test_when_every_copy_is_damaged_the_job_ends_and_says_what_is_wrong_with_eac
     assert audit(job.events) == []
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_the_job_goes_on_from_memory_without_its_run_directory(launch: Callable[..., Job]) -> None:
     job = launch(steps=100_000, evaluation_prompts=0, rollouts=1, agent_workers=1)
