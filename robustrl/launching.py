@@ -134,16 +134,19 @@ def _resume(folder: Path) -> Job:
     try:
         note = msgspec.json.decode((folder / "job.json").read_bytes(), type=registry.HostFile)
         config = msgspec.json.decode((folder / "config.json").read_bytes(), type=JobConfig)
-        last = read_log(folder / "events.jsonl", live=True)[-1].event
-    except (OSError, IndexError, RobustRLError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError) as error:
         raise ConfigError("resume", str(folder), f"must be the directory of an earlier run: {error}") from None
-    if isinstance(last, RunEnded) and last.status == DONE:
-        raise ConfigError("resume", str(folder), f"is done: {last.reason}")
-    configuration.check_machine(config)
     with registry.locked():
         if live := next((entry for entry in registry.live_jobs() if entry.run == note.run), None):
             raise ConfigError("resume", str(folder), f"goes on: its host is process {live.host_pid}; "
                               f"robustrl.attach({config.name!r}) connects to it")
+        try:
+            last = read_log(folder / "events.jsonl", live=True)[-1].event
+        except (IndexError, RobustRLError) as error:
+            raise ConfigError("resume", str(folder), f"has no log that can be continued: {error}") from None
+        if isinstance(last, RunEnded) and last.status == DONE:
+            raise ConfigError("resume", str(folder), f"is done: {last.reason}")
+        configuration.check_machine(config)
         registry.check_name(config.name)
         processes.kill_marked(note.run, _LEFT_OVER)
         registry.clear_for_resume(note.run)

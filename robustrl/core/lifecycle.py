@@ -188,13 +188,13 @@ class Lifecycle:
         for role, facts in list(self._roles.items()):
             if self._mode == OBSERVE or facts.replaced:
                 continue
-            if facts.failed:
+            if facts.ordered == "restart":
+                due.append(self._restart(role, facts, "ordered by the user"))
+            elif facts.failed:
                 decisions, why = self._recover(role, facts)
                 due += decisions
                 if why and end is None:
                     end = ev.EndDecided(status=FAILED, reason=f"{_death(role, facts)}\n{why}")
-            elif facts.ordered == "restart":
-                due.append(self._restart(role, facts, "ordered by the user"))
             elif facts.gave and self._taken_over(*facts.gave):
                 due.append(self._restart(role, facts, f"its process became {facts.gave[0]}"))
         if end is None and 0 <= self._steps <= self._measured and (not self._final_evaluation or self._evaluated >= self._steps):
@@ -273,7 +273,7 @@ class Lifecycle:
     def _decided(self, facts: _Facts, event: ev.RestartDecided) -> None:
         """What a decision, made just now or read from the log, means for later ones."""
         role, life = event.role, (event.role, event.incarnation)
-        if facts.failed:
+        if facts.failed and not facts.ordered:
             self._restarts[role].add(event.incarnation)
             if facts.kind is RoleKind.TRAINER:
                 self._fault_steps.setdefault(life, self._committed + 1)

@@ -82,9 +82,12 @@ class Lives:
         await self.peer(agent).call("keep_secret", secret, deadline=self._host.config.deadlines.call)
 
     async def warm_up(self, standby: str) -> None:
-        """A standby, whose set-up nobody waits for."""
-        await self.create(standby)
-        await self.peer(standby).call("open", deadline=self._host.config.deadlines.role_start)
+        """A standby, whose set-up nobody waits for: the job goes on without one that cannot be set up."""
+        try:
+            await self.create(standby)
+            await self.peer(standby).call("open", deadline=self._host.config.deadlines.role_start)
+        except Exception as error:  # whatever its engine or model may raise
+            self._host.record(ev.WarningRaised(text=f"{standby} is not there to take over: {type(error).__name__}: {error}"))
 
     async def _bring_up(self, role: str, kind: RoleKind, up: dict[RoleKind, list[asyncio.Task[None]]], standby: str) -> None:
         """Its process, then its set-up once those are set up whom it calls from its first moment."""

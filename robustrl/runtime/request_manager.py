@@ -104,7 +104,7 @@ class RequestManager(Role):
 
     async def _discard(self, step: int) -> None:
         """A full restart: what no committed optimizer step has consumed is dropped, under no batch, and the batches are generated again."""
-        mine = "batch > ? and state in ('queued', 'started', 'finished')"
+        mine = "batch > ? and state in ('started', 'finished', 'consumed')"  # consumed: by a step that the log does not know of
         await self._do(
             self._write,
             ("delete from trajectories where batch > ? and state = 'queued'", [(step,)]),

@@ -63,6 +63,8 @@ class Restarting:
     def replace_supervisor(self, incarnation: int, pid: int, cause: str) -> None:
         """It cannot judge its own death, and without it nobody is judged, whatever the mode; the same policy is asked here."""
         state = self._host.state
+        if self._full or ("supervisor", incarnation) in self._begun_for:
+            return  # its end was decided
         if not state.roles["supervisor"].exited:
             self._host.record(ev.ProcessExited(role="supervisor", incarnation=incarnation, pid=pid, cause=f"Ray: {cause}", last_lines=[]))
         failure = Failure(kind=RoleKind.SUPERVISOR, restarts=incarnation - 1, was_healthy=True)
@@ -103,6 +105,9 @@ class Restarting:
         log.info("restarting %s after incarnation %d: %s", role, decided.incarnation, decided.reason)
         await self._end_life(role)
         await self._have_node(role)
+        if RoleId.parse(role).kind is RoleKind.STANDBY:
+            await self._lives.warm_up(role)
+            return
         for attempt in range(1, _TRIES + 1):
             try:
                 await self._lives.create(role, decided.standby if attempt == 1 else "")

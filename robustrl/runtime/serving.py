@@ -232,6 +232,7 @@ class Serving:
         "signal": _signal,
         "logs": _logs,
         "state": _state,
+        "incarnation": _incarnation,
         "set_recovery": _set_recovery,
         "order": _order,
         "present": _present,

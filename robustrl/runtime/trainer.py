@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -147,7 +148,7 @@ class Trainer(Role):
             self._slots = slots
             image = self._map(slots[kept.snapshot.slot])[: kept.nbytes]
         else:
-            kept, image = await self._in_thread(self._from_disk, refusals)
+            kept, image = await self._in_thread(self._from_disk, refusals, known["committed"])
             source = _DISK
         if kept is None:
             if known["committed"] <= 0:  # the state before the first step is made anew
@@ -169,10 +170,16 @@ class Trainer(Role):
             await self._committed()
         return True
 
-    def _from_disk(self, refusals: list[str]) -> tuple[Kept | None, np.ndarray]:
-        """The newest checkpoint that passes its check; adds to ``refusals`` what is wrong with the others."""
+    def _from_disk(self, refusals: list[str], committed: int) -> tuple[Kept | None, np.ndarray]:
+        """The newest checkpoint that passes its check; adds to ``refusals`` what is wrong with the others.
+
+        Where everything begins anew, one of a step that was made after the log was closed goes.
+        """
         folder = Path(self.spec.run_dir, "checkpoints")
         for path in checkpoints(folder):
+            if self.spec.fresh and step_of(path) > committed:
+                shutil.rmtree(path)
+                continue
             try:
                 return load(path)
             except WeightsError as error:

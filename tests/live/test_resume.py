@@ -21,9 +21,9 @@ pytestmark = pytest.mark.timeout(600)
 
 def test_no_committed_step_is_lost_and_no_data_is_trained_twice(launch: Callable[..., Job]) -> None:
     job = launch(steps=12, agent_workers=1)
+    job.wait(step=4, timeout=240)
     with pytest.raises(ConfigError, match="goes on"):
         robustrl.launch(resume=job.run_dir)
-    job.wait(step=4, timeout=240)
     for process in find_marked(job.run):
         kill(process)
     wait_for("the handle to see it", lambda: job.over or job.status == "failed", 30)

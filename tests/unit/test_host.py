@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from robustrl.config import JobConfig
 from robustrl.core import events as ev
 from robustrl.core.lifecycle import FAILED
 from robustrl.core.run_state import RunState
+from robustrl.runtime import serving
 from robustrl.runtime.event_log import EventLog, LogError, audit_run
 from robustrl.runtime.host import Host
 from robustrl.runtime.injecting import Injector
@@ -68,3 +70,9 @@ def test_a_full_disk_ends_the_job_with_a_closing_record_that_says_so(tmp_path: P
         _FullDisk.full = False
     assert audit_run(tmp_path) == []
     assert not (tmp_path / "reserve").exists() and (tmp_path / "summary.json").exists()
+
+
+def test_whatever_the_roles_ask_for_is_a_verb_of_the_host() -> None:
+    sources = Path(serving.__file__).parent.glob("*.py")
+    asked = {verb for path in sources for verb in re.findall(r'ask_host\(\s*"(\w+)"', path.read_text())}
+    assert asked and asked <= set(Serving._VERBS)

@@ -172,6 +172,9 @@ def test_what_the_user_orders() -> None:
     log = a_job()
     assert states(log.add(ev.RoleOrdered(role="rollout-0", incarnation=1, action="drain"))) == [("rollout-0", "healthy", "stopped")]
     assert log.add(killed("rollout-0")) == []
+    [decided] = log.add(ev.RoleOrdered(role="rollout-0", incarnation=1, action="restart"))
+    assert isinstance(decided, ev.RestartDecided) and decided.reason == "ordered by the user"
+    log = a_job(restarts=0)
     assert decisions(log.add(ev.RoleOrdered(role="rollout-0", incarnation=1, action="restart"))) == {"rollout-0": ("isolated", "")}
 
 

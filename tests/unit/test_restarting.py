@@ -218,3 +218,13 @@ def test_the_supervisors_own_death_is_answered_here(mode: str) -> None:
         assert host.done == [f"start {len(_NODES)}", "run"]
     else:
         assert host.done == ["create supervisor", "supervisor.open"]
+
+
+def test_the_end_of_the_supervisor_in_a_full_restart_is_no_news() -> None:
+    def play(host: _Host) -> None:
+        host.state.recovery_mode = "full"
+        for role in _NODES:
+            host.record(decided(role, "full"))
+        host.restarting.replace_supervisor(1, 7, "ActorDiedError")
+
+    assert len([e for e in scenario(play).events if isinstance(e, ev.RestartDecided)]) == len(_NODES)
