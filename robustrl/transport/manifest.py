@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from robustrl.core.weights import Manifest, TensorSpec
+from robustrl.core.weights import Lease, Manifest, TensorSpec
 from robustrl.transport import device
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 16 * 2**20
 _ALIGN = 64
+_decoder = msgspec.msgpack.Decoder(Manifest)
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -73,6 +74,19 @@ def build_manifest(version: int, layout: Layout, buffer: Any, *, chunk_bytes: in
         raise ValueError(f"buffer of {flat.nbytes} bytes, the layout has {layout.nbytes}")
     return Manifest.build(version=version, tensors=layout.tensors, nbytes=layout.nbytes, chunk_bytes=chunk_bytes,
                           chunks=checksums(flat, chunk_bytes), probe_tokens=probe_tokens, probe_logprobs=probe_logprobs)
+
+
+def decode_manifest(data: Any, lease: Lease) -> Manifest:
+    """What a source sent as the manifest of the leased version. Raises ValueError unless it is sound and the one that the lease names."""
+    try:
+        manifest = _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"manifest: {error}") from None
+    manifest.check()
+    if (manifest.version, manifest.digest, manifest.nbytes) != (lease.version, lease.digest, lease.nbytes):
+        raise ValueError(f"manifest: version {manifest.version}, digest {manifest.digest}, {manifest.nbytes} bytes; "
+                         f"the lease says {lease.version}, {lease.digest}, {lease.nbytes}")
+    return manifest
 
 
 def checksum(view: Any, like: str = "") -> str:

@@ -19,7 +19,7 @@ from robustrl.core.events import Event, PeerGone, PullDiscarded, PullProgress, P
 from robustrl.core.weights import Lease, Manifest
 from robustrl.transport import lane as lanes
 from robustrl.transport import settings, wire
-from robustrl.transport.manifest import checksum
+from robustrl.transport.manifest import checksum, decode_manifest
 from robustrl.transport.staging import Staging
 
 WINDOW = 4
@@ -29,7 +29,6 @@ _PATIENCE_SECONDS = 1.0
 """For receives under way from a source that was left."""
 _GRACE_SECONDS = 0.1
 """For the last word of a source that closed the connection."""
-_manifests = msgspec.msgpack.Decoder(Manifest)
 
 
 class SourceFailed(Exception):
@@ -153,14 +152,9 @@ class Source:
             parts, index = part.parts, index + 1
             data += part.data
         try:
-            manifest = _manifests.decode(data)
-            manifest.check()
-        except (msgspec.DecodeError, ValueError) as error:
-            raise SourceFailed(f"manifest: {error}") from None
-        if (manifest.version, manifest.digest, manifest.nbytes) != (lease.version, lease.digest, lease.nbytes):
-            raise SourceFailed(f"manifest: version {manifest.version}, digest {manifest.digest}, {manifest.nbytes} bytes; "
-                               f"the lease says {lease.version}, {lease.digest}, {lease.nbytes}")
-        return manifest
+            return decode_manifest(data, lease)
+        except ValueError as error:
+            raise SourceFailed(str(error)) from None
 
     async def _fetch(self, endpoint: lanes.Endpoint) -> None:
         """The chunks of the lease that are lacking, ``WINDOW`` at a time."""

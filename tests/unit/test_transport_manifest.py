@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
+import msgspec
 import numpy as np
 import pytest
 import xxhash
 
-from robustrl.core.weights import Manifest
-from robustrl.transport.manifest import build_manifest, checksums, fill, layout_of, tensors
+from robustrl.core.weights import Lease, Manifest
+from robustrl.transport.manifest import build_manifest, checksums, decode_manifest, fill, layout_of, tensors
 
 torch = pytest.importorskip("torch")
 
@@ -97,3 +100,30 @@ def test_dtype_that_torch_does_not_have() -> None:
                          chunk_bytes=64, chunks=["c"])
     with pytest.raises(ValueError, match="tensor 'w': dtype 'load' is not one of torch's"):
         list(tensors(odd, np.zeros(layout.nbytes, np.uint8)))
+
+
+def test_no_damaged_or_invented_manifest_is_taken_or_raises_anything_else() -> None:
+    """Whatever a source sends: it is the manifest of the lease, byte for byte in meaning, or a ValueError."""
+    generator = random.Random(1)
+    layout = layout_of({"a": torch.arange(40.0), "b": torch.ones(3, 5)})
+    buffer = np.empty(layout.nbytes, np.uint8)
+    fill(layout, {"a": torch.arange(40.0), "b": torch.ones(3, 5)}, buffer)
+    manifest = build_manifest(1, layout, buffer, chunk_bytes=64, probe_tokens=[1, 2], probe_logprobs=[-0.5])
+    good = msgspec.msgpack.encode(manifest)
+    lease = Lease(id=1, puller="rollout-0", puller_incarnation=1, source="state_keeper-0", incarnation=1, address=("h", 1), version=1,
+                  digest=manifest.digest, nbytes=manifest.nbytes, start=0, stop=len(manifest.chunks), expires=1.0)
+    assert decode_manifest(good, lease) == manifest
+    refused = 0
+    for _ in range(4000):
+        sent = bytearray(good)
+        for _ in range(generator.randint(1, 4)):
+            sent[generator.randrange(len(sent))] = generator.randrange(256)
+        try:
+            assert decode_manifest(sent[:generator.choice([len(sent), generator.randrange(len(sent))])], lease) == manifest
+        except ValueError:
+            refused += 1
+    assert refused > 3900
+    for false in ({"nbytes": 2**60, "chunk_bytes": 2**60, "chunks": ["c"]}, {"version": 2}, {"nbytes": 8, "chunks": ["c"], "tensors": []}):
+        fields = {name: getattr(manifest, name) for name in manifest.__struct_fields__ if name != "digest"}
+        with pytest.raises(ValueError, match="manifest: .* the lease says"):
+            decode_manifest(msgspec.msgpack.encode(Manifest.build(**fields | false)), lease)
