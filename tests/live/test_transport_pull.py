@@ -87,7 +87,7 @@ def test_keepers_share_out_what_a_puller_lacks(start: Any) -> None:
     assert not pulling.events_of(PeerGone) and not pulling.events_of(PullSourceSwitched)
 
 
-@pytest.mark.parametrize("struck", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("struck", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak)], ids=["killed", "stopped"])
 def test_one_of_two_keepers_fails_while_both_send(start: Any, struck: int) -> None:
     steady, other, directory = start(), start(role="state_keeper-1", trap_chunk=5, trap_signal=struck), WeightDirectory()
     for keeper in (steady, other):
