@@ -18,17 +18,19 @@ if TYPE_CHECKING:
     from .errors import ConfigError, HostGone, JobFailed, MissingExtra, RewardError, RobustRLError, WaitTimeout, WeightsError
     from .job import Job
     from .launching import attach, launch
+    from .replay.run import Run
 
 _HOMES = {
     "config": ("JobConfig", "GRPOConfig", "SamplingConfig", "Deadlines"),
     "errors": ("RobustRLError", "ConfigError", "MissingExtra", "JobFailed", "HostGone", "WaitTimeout", "RewardError", "WeightsError"),
     "job": ("Job",),
     "launching": ("launch", "attach"),
+    "replay.run": ("Run",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "ConfigError", "Deadlines", "GRPOConfig", "HostGone", "Job", "JobConfig", "JobFailed", "MissingExtra", "RewardError", "RobustRLError",
-    "SamplingConfig", "WaitTimeout", "WeightsError", "attach", "launch",
+    "Run", "SamplingConfig", "WaitTimeout", "WeightsError", "attach", "launch",
 ]
 
 

@@ -1,1 +1,1 @@
-"""Recorded runs read again: other detectors on the same signals."""
+"""Recorded runs: read, replayed, and held against other detectors."""

@@ -1,0 +1,243 @@
+"""A recorded run: its entries, what is known to be true of them, and the part that counts.
+
+    run = Run.load("runs/demo-...")           run.truth           injected faults and disturbances, and whatever somebody marked
+    part = run.cut(60, 120)                   both = Run.concatenate(run, other)
+    run = run.annotate("rollout-1", 31.5, 44.0, expect="well", note="a slow tool")
+
+Promises: a Run never changes, each operation gives a new one; seconds count from the run's first entry. A cut keeps what was before it:
+the detector has to know what it knew: only what falls into the *window* counts. Leaves out: what a detector makes of a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from ..core import events as ev
+from ..core.accounting import Account, account
+from ..core.thresholds import Thresholds
+from ..errors import ConfigError
+from ..faults.catalogue import CATALOGUE
+from ..tables import Table
+from .reading import BadRun, Problem, examine, read_rows, write_gzip
+
+FAILED, WELL, ANYTHING = "failed", "well", "anything"
+EXPECTED = (FAILED, WELL, ANYTHING)
+_PAUSE = 1.0
+"""Seconds between two concatenated runs."""
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """What is true of one role for some time. Times are host seconds, as ``Entry.t``."""
+
+    role: str
+    start: float
+    end: float
+    """When it was over: called off, by itself, or because the role was replaced; else the end of the log."""
+    kind: str
+    """Of the fault or disturbance."""
+    expect: str
+    """What a right detector says meanwhile: ``failed``; ``well``: not that; or ``anything``."""
+    fault: int = 0
+    """Its number in the log; 0: somebody marked it."""
+    lasts: float = math.inf
+    """Seconds that it would have lasted had nobody done anything, as far as is known."""
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    name: str
+    entries: Sequence[ev.Entry]
+    """In the order of time."""
+    window: tuple[float, float]
+    """The part that counts, in host seconds."""
+    annotations: tuple[Mark, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    """Of a file that was read in part."""
+
+    @classmethod
+    def load(cls, path: str | Path, *, partial: bool = False) -> Self:
+        """A run directory, its ``events.jsonl`` (also gzipped), or a Parquet file of `to_parquet`.
+
+        Raises BadRun, which names the first row that is wrong, or LogError where nothing is found. With ``partial`` only if no row can be
+        used: else rows that cannot be used are left out, the others put in the order of time, and ``problems`` says what was wrong.
+        """
+        path = Path(path)
+        if path.suffix == ".parquet":
+            from .parquet import read_parquet
+
+            rows, problems, facts = read_parquet(path)
+        else:
+            file = path / "events.jsonl" if path.is_dir() else path
+            (rows, problems), facts = read_rows(file), {}
+        entries, wrong = examine(rows)
+        problems = sorted([*problems, *wrong])
+        if not rows and not problems:
+            problems = [Problem(1, "empty", "the log is empty")]
+        if not entries or (problems and not partial):
+            raise BadRun(str(path), problems, bool(entries))
+        run = cls.of(entries, name=path.name if path.is_dir() else path.parent.name if path.name == "events.jsonl" else path.stem)
+        marks = tuple(msgspec.convert(mark, Mark) for mark in facts.get("annotations", ()))
+        window = tuple(facts["window"]) if "window" in facts else run.window
+        return dataclasses.replace(run, annotations=marks, problems=tuple(problems), window=window, name=facts.get("name", run.name))
+
+    @classmethod
+    def of(cls, entries: Sequence[ev.Entry], name: str = "run") -> Self:
+        """Of entries in the order of time, e.g. ``job.events``."""
+        if not entries:
+            raise ConfigError("entries", [], "must hold at least one entry of a log")
+        return cls(name, entries, (entries[0].t, entries[-1].t))
+
+    @property
+    def begin(self) -> float:
+        """Host seconds of the first entry: the zero of all seconds that are asked for here."""
+        return self.entries[0].t
+
+    @property
+    def seconds(self) -> float:
+        """Length of the window."""
+        return self.window[1] - self.window[0]
+
+    @property
+    def complete(self) -> bool:
+        """Its closing record is there."""
+        return isinstance(self.entries[-1].event, ev.RunEnded)
+
+    @cached_property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(sorted({entry.event.role for entry in self.entries if isinstance(entry.event, ev.RoleStarted)}))
+
+    @cached_property
+    def thresholds(self) -> tuple[tuple[float, Thresholds], ...]:
+        """(host seconds, settings in force from then on). A log that names none: the lab's."""
+        found = [(entry.t, Thresholds.from_dict(entry.event.thresholds)) for entry in self.entries
+                 if isinstance(entry.event, ev.ThresholdsChanged)]  # fmt: skip
+        return tuple(found) or ((self.begin, Thresholds.lab()),)
+
+    @cached_property
+    def verdicts(self) -> tuple[ev.Verdict, ...]:
+        """What was said live."""
+        return tuple(entry.event for entry in self.entries if isinstance(entry.event, ev.Verdict))
+
+    @cached_property
+    def truth(self) -> tuple[Mark, ...]:
+        """Injected faults and disturbances, and annotations, in the order of time: those that begin in the window."""
+        low, high = self.window
+        return tuple(sorted((mark for mark in (*_injected(self.entries), *self.annotations) if low <= mark.start <= high),
+                            key=lambda mark: (mark.start, mark.role)))  # fmt: skip
+
+    @cached_property
+    def account(self) -> Account:
+        """Recovery times and losses, as measured; see core/accounting.py."""
+        return account(self.entries)
+
+    def annotate(self, role: str, start: float, end: float | None = None, *, expect: str = FAILED, kind: str = "marked",
+                 note: str = "") -> Self:  # fmt: skip
+        """With the truth about ``role`` from ``start`` to ``end`` (seconds from the run's first entry; None: to its replacement)."""
+        if role not in self.roles:
+            raise ConfigError("role", role, f"must be a role of this run: {', '.join(self.roles)}")
+        if expect not in EXPECTED:
+            raise ConfigError("expect", expect, f"must be one of {', '.join(EXPECTED)}")
+        length = self.entries[-1].t - self.begin
+        if not 0 <= start <= length:
+            raise ConfigError("start", start, f"must lie in the run, from 0 to {length:.3f} s")
+        if end is not None and not start < end <= length:
+            raise ConfigError("end", end, f"must lie after start = {start:g} and in the run, up to {length:.3f} s")
+        at = self.begin + start
+        until = _replaced(self.entries, role, at) if end is None else self.begin + end
+        lasts = math.inf if end is None else end - start
+        mark = Mark(role=role, start=at, end=until, kind=kind, expect=expect, lasts=lasts, note=note)
+        return dataclasses.replace(self, annotations=(*self.annotations, mark))
+
+    def cut(self, start: float = 0.0, end: float | None = None) -> Self:
+        """Of which only ``start`` to ``end`` counts (seconds from the run's first entry). Nothing after ``end`` is kept."""
+        length = self.entries[-1].t - self.begin
+        end = length if end is None else end
+        if not 0 <= start < end <= length:
+            raise ConfigError("start, end", (start, end), f"must be two times in the run, 0 <= start < end <= {length:.3f} s")
+        low, high = self.begin + start, self.begin + end
+        return dataclasses.replace(self, entries=[entry for entry in self.entries if entry.t <= high], window=(low, high))
+
+    @classmethod
+    def concatenate(cls, *runs: Run, name: str = "") -> Self:
+        """One run after the other, in one log. Incarnations and faults go on counting; a run's roles end with it.
+
+        Windows and thresholds are those of the parts; a stall in a later part is looked for from its first optimizer step on.
+        """
+        if not runs:
+            raise ConfigError("runs", (), "must be at least one run")
+        if late := [run.name for run in runs[1:] if run.window[0] > run.begin]:
+            raise ConfigError("runs", late, "only the first part may be cut at its beginning")
+        from .joining import joined_entries
+
+        entries, marks = joined_entries([(run.entries, run.annotations) for run in runs], _PAUSE)
+        low = entries[0].t + runs[0].window[0] - runs[0].begin
+        return cls(name or " + ".join(run.name for run in runs), entries, (low, entries[-1].t), tuple(marks))
+
+    def save(self, path: str | Path) -> None:
+        """As a gzipped log, a small file. Raises ConfigError if it holds annotations or a cut: those need `to_parquet`."""
+        if self.annotations or self.window != (self.begin, self.entries[-1].t):
+            raise ConfigError("path", str(path), "annotations and cuts are kept by to_parquet only")
+        write_gzip(Path(path), self.entries)
+
+    def to_parquet(self, path: str | Path) -> None:
+        """See parquet.py for the schema. Raises MissingExtra without pyarrow."""
+        from .parquet import write_parquet
+
+        facts = {"name": self.name, "window": self.window, "annotations": [msgspec.to_builtins(mark) for mark in self.annotations]}
+        write_parquet(Path(path), self.entries, facts)
+
+    def table(self) -> Table:
+        """The truth, a row per mark, in seconds from the first entry."""
+        return Table({"role": mark.role, "kind": mark.kind, "expect": mark.expect, "fault": mark.fault or None,
+                      "start": round(mark.start - self.begin, 3), "end": round(mark.end - self.begin, 3), "note": mark.note}
+                     for mark in self.truth)  # fmt: skip
+
+    def __repr__(self) -> str:
+        faults = sum(mark.expect == FAILED for mark in self.truth)
+        odd = f", {len(self.problems)} problems" if self.problems else ""
+        return f"<Run {self.name}: {self.seconds:.1f} s, {len(self.roles)} roles, {len(self.entries)} entries, {faults} faults{odd}>"
+
+
+def _injected(entries: Sequence[ev.Entry]) -> list[Mark]:
+    planned: dict[int, ev.FaultPlanned] = {}
+    hits: list[tuple[float, ev.FaultInjected]] = []
+    ended: dict[int, float] = {}
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, ev.FaultPlanned):
+            planned[event.fault] = event
+        elif isinstance(event, ev.FaultInjected):
+            hits.append((entry.t, event))
+        elif isinstance(event, ev.FaultEnded):
+            ended.setdefault(event.fault, entry.t)
+    return [_mark(entries, t, hit, planned.get(hit.fault), ended.get(hit.fault, math.inf)) for t, hit in hits]
+
+
+def _mark(entries: Sequence[ev.Entry], t: float, hit: ev.FaultInjected, plan: ev.FaultPlanned | None, over: float) -> Mark:
+    kind = plan.kind if plan else "unknown"
+    fault = CATALOGUE.get(kind)
+    expect = WELL if plan and plan.benign else FAILED if fault is None or fault.disabling else ANYTHING
+    seconds: Any = plan.options.get("seconds") if plan else None
+    lasts = float(seconds) if isinstance(seconds, int | float) and seconds > 0 else math.inf
+    end = min(over, _replaced(entries, hit.role, t, hit.incarnation))
+    return Mark(role=hit.role, start=t, end=max(t, end), kind=kind, expect=expect, fault=hit.fault, lasts=lasts)
+
+
+def _replaced(entries: Sequence[ev.Entry], role: str, after: float, incarnation: int | None = None) -> float:
+    """When the life of a role that was there at ``after`` was over: the next one's start, or the end of the log."""
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, ev.RoleStarted) and event.role == role and (
+            entry.t > after if incarnation is None else event.incarnation > incarnation
+        ):
+            return entry.t
+    return entries[-1].t
