@@ -18,8 +18,8 @@ from .roles import RoleKind, RoleState
 STAGES = ("planned", "injected", "detected", "recovered", "confirmed")
 NEVER_FIRED = ("refused", "vanished", "not_fired")
 _SECRET = "hidden"
-_ECHO = 60.0
-"""Seconds after a fault's end in which it may still be detected."""
+_ECHO = 10.0
+"""Seconds after a fault's end in which it may still be detected, unless another fault hits the same life."""
 
 
 @dataclass(slots=True)
@@ -188,12 +188,18 @@ class FaultBook:
     def _hits(self, *kinds: str) -> list[tuple[FaultView, Hit]]:
         return [(view, hit) for view in self._open.values() if not kinds or view.kind in kinds for hit in view.hits]
 
+    def _hits_of(self, role: str, incarnation: int, t: float) -> list[tuple[FaultView, Hit]]:
+        """Whom to ascribe to what is said of this life at ``t``: the faults that last, else those that are over."""
+        hits = [(view, hit) for view, hit in self._hits() if (hit.role, hit.incarnation) == (role, incarnation) and t >= hit.t]
+        return [(view, hit) for view, hit in hits if not view.outcome] or hits
+
     def _inject(self, entry: ev.Entry, event: ev.FaultInjected) -> None:
         view = self.faults.get(event.fault)
         if view is None:
             return
         t = entry.t - float(event.proof.get("ago", 0.0))
         hit = Hit(event.role, event.incarnation, event.node, event.pid, event.phase, event.step, t, event.proof)
+        self._take_back(event.role, event.incarnation, t)
         view.hits.append(hit)
         life = (event.role, event.incarnation)
         for at, verdict in self._verdicts.get(life, []):
@@ -202,10 +208,20 @@ class FaultBook:
         if self._down.get(life, -1.0) >= t:
             self._fell(self._down[life], *life)
 
-    def _judged(self, t: float, verdict: ev.Verdict) -> None:
+    def _take_back(self, role: str, incarnation: int, t: float) -> None:
+        """A fault hit this life at ``t``, and what it led to was said before: that is no longer a matter of faults that were over."""
         for view, hit in self._hits():
-            if (hit.role, hit.incarnation) == (verdict.role, verdict.incarnation) and t >= hit.t:
-                self._judge(view, hit, t, verdict)
+            if view.outcome and (hit.role, hit.incarnation) == (role, incarnation):
+                view.suspected = view.detected = None
+                if hit.unhealthy is not None and hit.unhealthy >= t:
+                    hit.unhealthy = None
+                for at, verdict in self._verdicts.get((role, incarnation), []):
+                    if hit.t <= at < t:
+                        self._judge(view, hit, at, verdict)
+
+    def _judged(self, t: float, verdict: ev.Verdict) -> None:
+        for view, hit in self._hits_of(verdict.role, verdict.incarnation, t):
+            self._judge(view, hit, t, verdict)
 
     def _judge(self, view: FaultView, hit: Hit, t: float, verdict: ev.Verdict) -> None:
         seen = Seen(t, verdict.role, verdict.incarnation, verdict.kind, verdict.rule, t - hit.t)
@@ -221,21 +237,22 @@ class FaultBook:
 
     def _fell(self, t: float, role: str, incarnation: int) -> None:
         self._down.setdefault((role, incarnation), t)
-        for view, hit in self._hits():
-            if (hit.role, hit.incarnation) == (role, incarnation) and t >= hit.t:
-                hit.unhealthy = hit.unhealthy or t
-                if role == RoleKind.SUPERVISOR and view.detected is None:  # the judge cannot judge its own death: the host's word
-                    view.detected = Seen(t, role, incarnation, "failed", "exit seen by the host", t - hit.t)
+        for view, hit in self._hits_of(role, incarnation, t):
+            hit.unhealthy = hit.unhealthy or t
+            if role == RoleKind.SUPERVISOR and view.detected is None:  # the judge cannot judge its own death: the host's word
+                view.detected = Seen(t, role, incarnation, "failed", "exit seen by the host", t - hit.t)
 
     def _change(self, t: float, event: ev.RoleStateChanged) -> None:
-        for _, hit in self._hits():
-            if hit.role != event.role or event.incarnation < hit.incarnation or t < hit.t:
-                continue
-            if event.new in (RoleState.FAILED, RoleState.SUSPECT) and event.incarnation == hit.incarnation:
+        if event.new in (RoleState.FAILED, RoleState.SUSPECT):
+            for _, hit in self._hits_of(event.role, event.incarnation, t):
                 hit.unhealthy = hit.unhealthy or t
-            elif event.new == RoleState.HEALTHY and hit.healthy is None and (hit.unhealthy or event.incarnation > hit.incarnation):
-                hit.unhealthy = hit.unhealthy or t
-                hit.healthy, hit.life, hit.mark = t, event.incarnation, None
+        elif event.new == RoleState.HEALTHY:
+            for view, hit in self._hits():
+                if hit.role != event.role or event.incarnation < hit.incarnation or t < hit.t or hit.healthy is not None:
+                    continue
+                if hit.unhealthy is not None or (event.incarnation > hit.incarnation and not view.outcome):
+                    hit.unhealthy = hit.unhealthy or t
+                    hit.healthy, hit.life, hit.mark = t, event.incarnation, None
 
     def _sample(self, entry: ev.Entry, sample: ev.RoleSample) -> None:
         for _, hit in self._hits():

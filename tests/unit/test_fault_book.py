@@ -108,6 +108,29 @@ def test_a_freeze_that_nobody_minds_is_over_and_settled() -> None:
     assert book(story).false_alarm
 
 
+@pytest.mark.parametrize("proof_first", [True, False])
+def test_what_a_later_fault_does_to_the_same_life_is_not_put_down_to_one_that_is_over(proof_first: bool) -> None:
+    """A healthy rollout had a benign disturbance behind it and was killed a moment later: no false alarm."""
+    story = Story()
+    plan(story, 101.0, kind="long_first_token", benign=True)
+    hit(story, 102.0, proof={"held": "tokens"})
+    verdict(story, 105.0, kind="suspect", rule="no_tokens")
+    story.at(107.0, ev.FaultEnded(fault=1, outcome="over", reason="over after 5 s"))
+    plan(story, 108.0, number=2)
+    if proof_first:
+        hit(story, 109.0, number=2, proof=KILLED | {"ago": 0.0})
+    story.at(109.01, ev.ProcessExited(role="rollout-0", incarnation=1, pid=7, cause="pidfd", last_lines=[]))
+    verdict(story, 109.02)
+    if not proof_first:
+        hit(story, 109.03, number=2, proof=KILLED | {"ago": 0.03})
+    story.becomes(109.05, "rollout-0", RoleState.FAILED)
+    story.starts(110.0, "rollout-0")
+    story.ready(111.0, "rollout-0")
+    benign, kill = book(story, 1), book(story, 2)
+    assert not benign.false_alarm and benign.suspected is not None and benign.detected is None
+    assert kill.detected is not None and kill.detected.delay == pytest.approx(0.02) and kill.recovered == 111.0
+
+
 def test_a_hang_that_ends_in_time_is_confirmed_in_the_same_life() -> None:
     story = Story()
     plan(story, 101.0, kind="hang")
