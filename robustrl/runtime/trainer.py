@@ -233,6 +233,7 @@ class Trainer(Role):
                 raise
             except Exception as error:
                 if self._lost_a_peer(error):
+                    self._enter(Phase.WAITING_BATCH)  # until the other is back
                     raise  # not this rank's own: whoever died is named by its node's agent
                 self.die(error)
             return self._results[step]

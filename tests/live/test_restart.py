@@ -120,6 +120,7 @@ def test_the_model_goes_on_bit_for_bit_from_the_keepers_snapshot(launch: Callabl
     job.wait(step=before.step + 2, timeout=120)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_of_two_ranks_only_the_dead_one_is_replaced(launch: Callable[..., Job]) -> None:
     job = launch(steps=100_000, trainer_ranks=2, evaluation_prompts=0, rollouts=1, agent_workers=1)
