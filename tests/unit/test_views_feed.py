@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 from made_log import Writer, made_log
@@ -13,10 +12,9 @@ from robustrl_widgets import assets
 from robustrl_widgets.commands import MAX_COMMAND, Commander, Right
 from robustrl_widgets.feed import RATE, Feed
 from robustrl_widgets.sources import LiveRun, RecordedRun
-from views_log import failing_log
+from views_log import FakeJob, failing_log
 
 from robustrl.core import events as ev
-from robustrl.errors import ConfigError
 
 
 class _Clock:
@@ -27,41 +25,12 @@ class _Clock:
         return self.t
 
 
-class _Job:
-    """A job as the views see it."""
-
-    def __init__(self, log, upto: int) -> None:
-        self.log, self.upto, self.over, self.calls = log, upto, False, []
-        self.roles = {name: SimpleNamespace(logs=lambda lines: ["x" * 9000]) for name in ("rollout-0", "rollout-1", "trainer-0")}
-        self.thresholds = SimpleNamespace(update=self._update)
-        self.run_dir = "/nowhere"
-
-    @property
-    def events(self):
-        return self.log[: self.upto]
-
-    def entries_after(self, count):
-        return self.log[count : self.upto]
-
-    def _call(self, verb, timeout, **args):
-        self.calls.append((verb, args))
-        return 1
-
-    def wait_until(self, condition, seconds):
-        return True
-
-    def _update(self, changes):
-        if "rollout.no_tokens" not in changes:
-            raise ConfigError("x", 1, "no such threshold")
-        self.calls.append(changes)
-
-
 @pytest.fixture
 def feed():
     """Over a job with one rollout ill, and no thread of its own."""
     log = failing_log()
     clock = _Clock()
-    made = Feed(LiveRun(_Job(log, len(log)), clock), clock)
+    made = Feed(LiveRun(FakeJob(log, len(log)), clock), clock)
     made._thread = threading.current_thread()
     made.later = lambda task: task()
     return made
@@ -89,6 +58,19 @@ def test_whoever_comes_gets_the_whole_picture_and_then_only_what_changes(feed):
     feed.step()
     assert [len(early), len(late)] == [3, 2] and early[-1][0] == "delta", "a sign of life"
     assert early[-1][2]["now"] > early[-2][2]["now"]
+
+
+def test_curves_are_drawn_less_often_than_the_board(feed):
+    job = feed.source.job
+    job.upto = 1
+    board, curves = _watch(feed, "board")[0], _watch(feed, "metrics")[0]
+    for quarter in range(1, 9):
+        feed._clock.t, job.upto = quarter / 4, job.upto + 5
+        feed.step()
+    assert len(board) == 9 and 2 <= len(curves) <= 4
+    feed._clock.t = 4.0
+    feed.step()
+    assert curves[-1][2]["now"] > 2.0, "the last word arrives"
 
 
 def test_a_feed_has_threads_only_while_somebody_looks():

@@ -1,11 +1,14 @@
-"""A log with a failure in it: a healthy start, then a rollout that dies and comes back. For tests of the views."""
+"""A log with a failure in it: a healthy start, then a rollout that dies and comes back; and a job that has it. For tests of the views."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 from made_log import Writer, made_log
 
 from robustrl.core import events as ev
 from robustrl.core.run_state import RunState
+from robustrl.errors import ConfigError
 
 
 def failing_log(rollout: str = "rollout-1", hostile: str = "") -> list[ev.Entry]:
@@ -40,3 +43,33 @@ def back(entries: list[ev.Entry], rollout: str = "rollout-1") -> list[ev.Entry]:
     log.write("supervisor", ev.RoleStateChanged(role=rollout, incarnation=2, old="restarting", new="stale", reason="ready"))
     log.write("supervisor", ev.RoleStateChanged(role=rollout, incarnation=2, old="stale", new="healthy", reason="version committed"))
     return log.entries
+
+
+class FakeJob:
+    """A job as the views see it."""
+
+    def __init__(self, log, upto: int) -> None:
+        self.log, self.upto, self.over, self.calls = log, upto, False, []
+        self.roles = {name: SimpleNamespace(logs=lambda lines: ["x" * 9000]) for name in ("rollout-0", "rollout-1", "trainer-0")}
+        self.thresholds = SimpleNamespace(update=self._update)
+        self.run_dir = "/nowhere"
+        self._box = None
+
+    @property
+    def events(self):
+        return self.log[: self.upto]
+
+    def entries_after(self, count):
+        return self.log[count : self.upto]
+
+    def _call(self, verb, timeout, **args):
+        self.calls.append((verb, args))
+        return 1
+
+    def wait_until(self, condition, seconds):
+        return True
+
+    def _update(self, changes):
+        if "rollout.no_tokens" not in changes:
+            raise ConfigError("x", 1, "no such threshold")
+        self.calls.append(changes)

@@ -22,6 +22,10 @@ from .sources import Source
 RATE = 4.0
 """Pictures a second."""
 _SIGN_OF_LIFE = 1.0
+_IDLE = 1.0
+"""Seconds after which the thread for commands ends when there are none."""
+_SLOWER = {"metrics": 1.0, "trajectories": 1.0, "recovery": 0.5, "thresholds": 0.5}
+"""Seconds between two pictures of views that nobody watches for the moment itself."""
 _ACCOUNT_EVERY = 3.0
 log = logging.getLogger(__name__)
 
@@ -52,6 +56,7 @@ class Feed:
         self._thread: threading.Thread | None = None
         self._tasks: queue.Queue[Callable[[], None]] = queue.Queue(maxsize=64)
         self._worker: threading.Thread | None = None
+        self._drawn: dict[str, float] = {}
         self._complaint = ""
         self._account_at = 0.0
 
@@ -90,7 +95,7 @@ class Feed:
         with self.lock:
             self._fold()
             views = {subscription.view for subscription in self._subscriptions}
-            news = {view: self._draw(view) for view in views}
+            news = {view: self._draw(view) for view in views if self._due(view)}
             subscriptions = list(self._subscriptions)
         for subscription in subscriptions:
             what, channel = news.get(subscription.view, ("", None))
@@ -126,6 +131,13 @@ class Feed:
             self.scene.curves.take_account(self.scene.t, account(self.source.entries()))
             self._account_at = self._clock() + max(_ACCOUNT_EVERY, 50 * (self._clock() - began))
 
+    def _due(self, view: str) -> bool:
+        now, period = self._clock(), _SLOWER.get(view, 0.0)
+        if now - self._drawn.get(view, -period) < period:
+            return False
+        self._drawn[view] = now
+        return True
+
     def _draw(self, view: str) -> tuple[str, Channel]:
         channel, sent = self._channels.get(view, (Channel(), 0.0))
         now = self.source.now()
@@ -153,7 +165,7 @@ class Feed:
     def _work(self) -> None:
         while True:
             try:
-                task = self._tasks.get(timeout=5.0)
+                task = self._tasks.get(timeout=_IDLE)
             except queue.Empty:
                 with self.lock:
                     if self._tasks.empty():

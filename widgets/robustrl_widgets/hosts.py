@@ -46,6 +46,9 @@ def live_views(job: Job) -> dict[str, Any]:
         return {}
     views: list[View] | None = getattr(job, "_views", None)
     if views is None or any(view.comm is None for view in views):
+        if job._box is not None:
+            job._box.layout.close()
+            job._box.close()
         views = job._views = [RoleBoard(job), Timeline(job)]
         job._box = stacked(views)
     return {"application/vnd.jupyter.widget-view+json": {"version_major": 2, "version_minor": 0, "model_id": job._box.model_id}}

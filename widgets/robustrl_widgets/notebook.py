@@ -64,7 +64,9 @@ class View(anywidget.AnyWidget):
     def close(self) -> None:
         if (subscription := getattr(self, "_subscription", None)) is not None:
             subscription.close()
+        layout = self.layout  # a widget of its own, which ipywidgets forgets to close
         super().close()
+        layout.close()
 
 
 class RoleBoard(View):

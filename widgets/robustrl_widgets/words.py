@@ -16,6 +16,7 @@ GLOSSARY = {
     "trainer": "learns from the answers",
     "rollout": "generates answers with the newest weights it has",
     "state_keeper": "keeps the trainer's last committed state and serves the weights",
+    "standby": "a warm process that takes over a role that failed",
     "node_agent": "watches the processes of its node from outside",
 }
 

@@ -1,0 +1,104 @@
+"""The views as widgets, without a browser: what they leave behind, how clicks come in, and what is shown where nothing can be live."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import time
+import weakref
+from types import SimpleNamespace
+
+import pytest
+from robustrl_widgets import hosts
+from robustrl_widgets.hosts import feed_of
+from views_log import FakeJob, failing_log
+
+pytest.importorskip("anywidget")
+_instances = pytest.importorskip("ipywidgets.widgets.widget")._instances
+notebook = pytest.importorskip("robustrl_widgets.notebook")
+
+
+def _job() -> FakeJob:
+    log = failing_log()
+    return FakeJob(log, len(log))
+
+
+def _gone(count: int) -> bool:
+    deadline = time.monotonic() + 10.0
+    while threading.active_count() > count and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return threading.active_count() <= count
+
+
+def test_a_hundred_boards_opened_and_closed_leave_nothing_behind():
+    threads, widgets = threading.active_count(), len(_instances)
+    job = _job()
+    kept = []
+    for _ in range(100):
+        board = notebook.RoleBoard(job)
+        kept.append(weakref.ref(board))
+        board.close()
+        del board
+    assert feed_of(job)._subscriptions == [] and len(_instances) == widgets
+    assert _gone(threads)
+    gc.collect()
+    assert sum(ref() is not None for ref in kept) == 0
+
+
+@pytest.mark.parametrize("name", ["RoleBoard", "Timeline", "FaultPanel", "ThresholdPanel", "Metrics", "Trajectories", "RecoveryReport"])
+def test_a_view_has_its_whole_picture_from_its_first_moment(name):
+    view = getattr(notebook, name)(_job())
+    full = json.loads(view.full)
+    assert full["key"] == 1 and full["picture"] and view.right == "INSTRUCTOR"
+    view.close()
+
+
+def test_a_click_is_answered_and_whoever_may_only_look_is_refused():
+    job = _job()
+    board, looker = notebook.RoleBoard(job), notebook.RoleBoard(job, right=notebook.Right.READ)
+    for view, verb, args, word in ((board, "inspect", {"role": "rollout-1"}, "life 2"),
+                                   (looker, "inject", {"kind": "kill", "target": "rollout-0"}, "may only look")):
+        view.command = json.dumps({"id": "1", "verb": verb, "args": args})
+        deadline = time.monotonic() + 5.0
+        while view.answer == "{}" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert word in view.answer
+    assert job.calls == []
+    for view in (board, looker):
+        view.close()
+
+
+def test_clicks_take_the_subshell_that_they_came_on():
+    """Guarded: with a comm that knows no subshells nothing is touched."""
+    comm, plain = SimpleNamespace(_reply_subshell_for=lambda data, default: "of the reply"), SimpleNamespace()
+    notebook._take_clicks_while_a_cell_runs(comm)
+    notebook._take_clicks_while_a_cell_runs(plain)
+    notebook._take_clicks_while_a_cell_runs(None)
+    assert comm._reply_subshell_for({}, "its own") == "its own" and not vars(plain)
+
+
+def test_ipykernel_still_has_the_hook_that_is_bent():
+    """If this fails, clicks wait for the running cell: see what ipykernel does now."""
+    from ipykernel.comm import Comm
+
+    assert callable(getattr(Comm, "_reply_subshell_for", None))
+
+
+def test_without_a_kernel_there_is_the_static_form_alone():
+    job = _job()
+    assert hosts.live_views(job) == {}
+    text = hosts.static_html(job)
+    assert "<svg" in text and "rollout-1" in text and "<script" not in text
+
+
+def test_a_kernel_shows_the_same_live_views_each_time(monkeypatch):
+    monkeypatch.setattr(hosts, "_in_kernel", lambda: True)
+    job = _job()
+    first, again = hosts.live_views(job), hosts.live_views(job)
+    assert first == again and list(first) == ["application/vnd.jupyter.widget-view+json"]
+    for view in job._views:
+        view.close()
+    assert hosts.live_views(job) != first, "closed ones are replaced"
+    for view in job._views:
+        view.close()
