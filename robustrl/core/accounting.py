@@ -6,9 +6,10 @@ to its last entry), so that neither start-up nor the closing evaluation flatters
     ettr_strict = (span - lost - redone) / span
 
 *lost*: time without trainer progress owing to a fault, from the last progress before it to the first after it. A gap between two signs of
-progress counts, whole, if it holds the death of a trainer, or if it meets the outage of another role and is longer than 95% of the gaps
-that meet none. *redone*: seconds of training that came to nothing and were done again. A trainer's progress is a micro-batch, a change of
-phase in a step, or a commit. No credit for rollouts that go on meanwhile.
+progress counts, whole, if it holds the death of a trainer, or if it meets an outage and is longer than 95% of the gaps that meet none. An
+outage is felt until the steps are committed whose batches were under way when it ended (1 + staleness of them). *redone*: seconds of
+training that came to nothing and were done again. A trainer's progress is a micro-batch, a change of phase in a step, or a commit. No credit
+for rollouts that go on meanwhile; and a restart without a failure before it, which somebody asked for, is no outage.
 
 ``ettr_paper`` (RobustRL, arXiv 2512.22492): while the trainer is out and rollouts go on, time counts with weight rollouts / (rollouts +
 trainers). Here each machine is counted by itself: a rollout counts in such a time as long as it generates; one that is out while the
@@ -25,7 +26,7 @@ import msgspec
 
 from . import events as ev
 from .intervals import Interval, clipped, intersection, joined, seconds, without
-from .recoveries import RECOVERED, STAGES, Recovery, recoveries_of
+from .recoveries import DECISION, RECOVERED, STAGES, Recovery, recoveries_of
 from .roles import Phase, RoleId, RoleKind
 
 _QUANTILE = 0.95
@@ -71,6 +72,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     faults: int
     """Injected."""
     recoveries: int
+    """Of failures; restarts that somebody asked for are not among them."""
     recovered: int
     mttr: dict[str, Spread]
     """By stage: detect, restart, reconnect, total."""
@@ -126,7 +128,7 @@ class _Books:
         self.moved: list[tuple[float, str, int]] = []
         self.pauses: list[Interval] = []
         self.machines: dict[RoleKind, set[str]] = {RoleKind.TRAINER: set(), RoleKind.ROLLOUT: set()}
-        self.steps = 0
+        self.steps = self.staleness = 0
         self.trained = 0
         self.faults: set[int] = set()
         self._read(entries)
@@ -179,7 +181,7 @@ class _Books:
                     self.pauses.append((paused, t))
                     paused = None
                 case ev.RunStarted(config=config):
-                    self.steps = int(config.get("steps", 0))
+                    self.steps, self.staleness = int(config.get("steps", 0)), int(config.get("staleness", 0))
         if paused is not None:
             self.pauses.append((paused, self.end))
         self.marks.sort()
@@ -217,7 +219,8 @@ class _Books:
     def _felt(self, recovery: Recovery) -> Interval:
         """When it could cost the trainer progress: a trainer that makes some is not dead yet, whatever was seen of it last."""
         onset, back = self.outage(recovery)
-        return (recovery.detected if self._stops_trainer(recovery) else onset), back
+        later = [t for t in self.commit_times if t > back][: 1 + self.staleness]
+        return (recovery.detected if self._stops_trainer(recovery) else onset), later[-1] if later else self.end
 
     def _lost_gaps(self) -> list[tuple[Interval, list[Recovery]]]:
         """The gaps in the trainer's progress that faults are to blame for, and the recoveries that each meets, the first one first."""
@@ -226,7 +229,8 @@ class _Books:
             return []
         points = [start, *(t for t in self.marks if start < t < end), end]
         gaps = list(zip(points, points[1:], strict=False))
-        met = [[r for r in self.recoveries if self._felt(r)[0] < high and self._felt(r)[1] > low] for low, high in gaps]
+        felt = [(recovery, *self._felt(recovery)) for recovery in self.recoveries if recovery.onset_by != DECISION]
+        met = [[r for r, begin, until in felt if begin < high and until > low] for low, high in gaps]
         clean = sorted(high - low for (low, high), by in zip(gaps, met, strict=True) if not by)
         ordinary = clean[min(len(clean) - 1, int(_QUANTILE * len(clean)))] if clean else 0.0
         found = []
@@ -265,7 +269,8 @@ class _Books:
         tokens = {"generated": sum(self.generated.values()), "trained": self.trained}
         for name in ("journalled", "lost", "regenerated"):
             tokens[name] = sum(getattr(cost, f"{name}_tokens") or 0 for cost in every)
-        done = [recovery for recovery in self.recoveries if recovery.outcome == RECOVERED]
+        failures = [recovery for recovery in self.recoveries if recovery.onset_by != DECISION]
+        done = [recovery for recovery in failures if recovery.outcome == RECOVERED]
         mttr = {stage: spread([getattr(recovery, stage) for recovery in done]) for stage in STAGES} if done else {}
         return Account(
             span=length,
@@ -274,7 +279,7 @@ class _Books:
             ettr_strict=(length - lost - redone) / length if length else None,
             ettr_paper=self._paper(),
             faults=len(self.faults),
-            recoveries=len(self.recoveries),
+            recoveries=len(failures),
             recovered=len(done),
             mttr=mttr,
             tokens=tokens,

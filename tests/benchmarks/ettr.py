@@ -71,7 +71,7 @@ def long_run(way: str, percent: float, prompts: int, *, steps: int = _STEPS, mix
             job.schedule(PaperFrequency(percent=percent / 2, fault=Kill("request_manager"), seed=3))
         job.wait(timeout=3600)
         account, recoveries, summary = job.ettr(), job.recoveries, job.summary()
-    done = [row for row in recoveries if row["outcome"] == "recovered"]
+    done = [row for row in recoveries if row["outcome"] == "recovered" and row["faults"]]
     loss = account.lost + account.redone
     found: Row = {
         "recovery": way,

@@ -125,6 +125,35 @@ def test_a_rollout_costs_what_the_trainer_waits_for_it() -> None:
     assert quick.lost == 0.0, "it went on as fast as ever"
 
 
+def test_a_stall_after_a_role_is_called_back_is_its_recoverys() -> None:
+    """The manager is back at 106, while the trainer works on a batch that it had; the next one comes 20 s late."""
+    story = Story(roles=("rollout_manager", "trainer-0", "rollout-0"), steps=4)
+    story.commit(100.5, 0)
+    for batch in (1, 2, 3, 4):
+        story.batch(101.0, batch, finished=101.5)
+    train(story, 102.0, 1, 0, marks=3)
+    story.exits(105.2, "rollout_manager")
+    story.restart(105.2, "rollout_manager")
+    story.starts(105.5, "rollout_manager")
+    story.ready(106.0, "rollout_manager")
+    story.commit(106.0, 1)
+    train(story, 106.0, 2, 3)
+    story.commit(110.0, 2)
+    train(story, 130.0, 3, 6)
+    story.commit(134.0, 3)
+    train(story, 134.0, 4, 9)
+    story.commit(138.0, 4)
+    assert account(story.entries).lost == 20.0
+
+
+def test_a_restart_that_somebody_asked_for_is_no_fault() -> None:
+    story = rollout_out(again=110.0)
+    entries = [e for e in story.entries if not isinstance(e.event, ev.ProcessExited | ev.FaultInjected)]
+    entries = [e for e in entries if not (isinstance(e.event, ev.RoleStateChanged) and e.event.new == "failed")]
+    found = account(entries)
+    assert (found.lost, found.recoveries, found.mttr, found.ettr_strict) == (0.0, 0, {}, 1.0)
+
+
 def test_a_gap_that_two_outages_share_is_lost_once_and_charged_to_the_first() -> None:
     story = three_steps()
     kill = next(i for i, e in enumerate(story.entries) if isinstance(e.event, ev.ProcessExited))
