@@ -8,8 +8,8 @@ to its last entry), so that neither start-up nor the closing evaluation flatters
 *lost*: time without trainer progress owing to a fault, from the last progress before it to the first after it. A gap between two signs of
 progress counts, whole, if it holds the death of a trainer, or if it meets an outage and is longer than 95% of the gaps that meet none. An
 outage is felt until the steps are committed whose batches were under way when it ended (1 + staleness of them). *redone*: seconds of
-training that came to nothing and were done again. A trainer's progress is a micro-batch, a change of phase in a step, or a commit. No credit
-for rollouts that go on meanwhile; and a restart without a failure before it, which somebody asked for, is no outage.
+training that came to nothing and were done again. A trainer's progress is a micro-batch, a change of phase in a step, or a commit.
+No credit for rollouts that go on meanwhile; and a restart without a failure before it, which somebody asked for, is no outage.
 
 ``ettr_paper`` (RobustRL, arXiv 2512.22492): while the trainer is out and rollouts go on, time counts with weight rollouts / (rollouts +
 trainers). Here each machine is counted by itself: a rollout counts in such a time as long as it generates; one that is out while the
