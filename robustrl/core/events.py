@@ -102,7 +102,9 @@ class RoleSample(_Event, tag="role_sample"):
     """State letter of the process in /proc, e.g. R, S, T."""
 
 
-class ProcessExited(_Event, tag="process_exited"):
+class ProcessExited(_Event, tag="process_exited", omit_defaults=True):
+    """``omit_defaults``: the chain of a log that was written before ``progress`` was added stays whole."""
+
     role: str
     incarnation: int
     pid: int

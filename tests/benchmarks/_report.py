@@ -94,4 +94,6 @@ class Bench:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, dict | list) and len(str(value)) > 120:
+        return f"({len(value)}, see --json)"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

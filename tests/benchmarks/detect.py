@@ -68,6 +68,10 @@ def incidents() -> Row:
 
     seed = random.SystemRandom().getrandbits(32)
     table = spread_over_cores(incident, [(name, seed) for name in SUITE if name.startswith("incident/")])
+    for row in table:
+        missed = ", ".join(f"{peer}: {how}" for peer, how in row["published_that_miss"].items())
+        caught = "NOT CAUGHT" if row["wrong"] else "caught"
+        print(f"{row['name']:52} {caught:10} {row['rule']:14} {_seconds(row['after_s']):>8}  {missed}", file=sys.stderr)
     return {"seed": seed, "caught": sum(not row["wrong"] for row in table), "of": len(table), "table": table}
 
 
@@ -113,6 +117,10 @@ def judge(bench: Bench) -> None:
     bench.target("CPU of agents and detector beyond the same actors idle, share of a core", "<=", 0.03, ["cost"], _max("cpu_share"))
     bench.target("step time with over without, median", "<=", 1.01, ["cost"], _max("step_ratio"))
     bench.target("width of its 95% bootstrap interval", "<=", 0.04, ["cost"], _max("step_ratio_width"))
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f} s"
 
 
 def _sum(key: str) -> Callable[[list[Row]], float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -181,6 +183,19 @@ def test_an_event_moved_before_its_cause() -> None:
 def test_a_changed_line_without_a_new_chain() -> None:
     findings = audit(altered(entries := made_log(), ev.StepMetrics, {"values": {"reward": 1.0}}))
     assert [(finding.rule, finding.seq) for finding in findings] == [("chain", entries[first(entries, ev.StepMetrics)].seq)]
+
+
+def test_a_log_from_before_a_field_was_added_keeps_its_chain() -> None:
+    told = ev.ProcessExited(role="rollout-0", incarnation=1, pid=7, cause="pidfd", last_lines=[])
+    line = ev.encoder.encode(told)
+    assert b"progress" not in line
+    assert b'"progress":5' in ev.encoder.encode(replace(told, progress=5))
+
+
+def test_the_recorded_run_that_is_shipped_passes() -> None:
+    packed = Path(__file__).parents[2] / "widgets" / "robustrl_widgets" / "sample" / "demo.jsonl.gz"
+    entries = [ev.entry_decoder.decode(line) for line in gzip.decompress(packed.read_bytes()).splitlines()]
+    assert len(entries) > 100 and audit(entries) == []
 
 
 def chained(entries: list[ev.Entry]) -> list[ev.Entry]:
