@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import Counter
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ KEPT_STEPS = 16
 """Optimizer steps whose consumed trajectories are kept, in case the trainer comes back from an older state."""
 _SAY_EVERY = 1.0
 """Seconds between two words on how many tokens the journal has received."""
+_ORDER = ("started", "finished", "consumed", "dropped")
+"""In which the log hears of what it has missed."""
 _QUEUED, _STARTED, _FINISHED, _CONSUMED, _DROPPED = "queued", "started", "finished", "consumed", "dropped"
 
 
@@ -63,7 +66,7 @@ class RequestManager(Role):
         """The ledger from the journal; and the log is told what was written here but not said there any more."""
         known = await self.ask_host("known")
         if self.spec.fresh:
-            await self._discard(known["step"])
+            await self._discard(known["step"], known["started"])
         logged, finished = known["started"], set(known["finished"])
         columns = "id, batch, grp, rollout, version, state, reason, step, incarnation"
         rows = await self._do(self._read, f"select {columns} from trajectories where state != 'queued' order by id")
@@ -89,7 +92,7 @@ class RequestManager(Role):
                 unsaid.setdefault((_DROPPED, reason), []).append(number)
         idle = self._parts.restore(*[await self._do(self._read, query) for query in Parts.QUERIES])
         await self._do(self._write, idle)
-        for (state, about), ids in unsaid.items():
+        for (state, about), ids in sorted(unsaid.items(), key=lambda item: _ORDER.index(item[0][0])):
             match state:
                 case "started":
                     batch, group, rollout, version = about
@@ -102,13 +105,21 @@ class RequestManager(Role):
                 case "dropped":
                     self.emit(ev.TrajectoriesDropped(ids=ids, reason=about))
 
-    async def _discard(self, step: int) -> None:
-        """A full restart: what no committed optimizer step has consumed is dropped, under no batch, and the batches are generated again."""
-        mine = "batch > ? and state in ('started', 'finished', 'consumed')"  # consumed: by a step that the log does not know of
+    async def _discard(self, step: int, logged: Collection[int]) -> None:
+        """A full restart: what no committed optimizer step has consumed is dropped, under no batch, and the batches are generated again.
+
+        Of what the log has never heard nothing is kept. Consumed, by a step that it has not heard of, is as good as not consumed.
+        """
+        query = "select id from trajectories where batch > ? and state in ('started', 'finished', 'consumed')"
+        ids = [row[0] for row in await self._do(self._read, query, step)]
         await self._do(
             self._write,
             ("delete from trajectories where batch > ? and state = 'queued'", [(step,)]),
-            (f"update trajectories set state = 'dropped', reason = 'full restart', batch = -batch where {mine}", [(step,)]),
+            ("delete from trajectories where id = ?", [(i,) for i in ids if i not in logged]),
+            (
+                "update trajectories set state = 'dropped', reason = 'full restart', step = null, batch = -batch where id = ?",
+                [(i,) for i in ids if i in logged],
+            ),
         )
 
     async def _do(self, function: Any, *args: Any) -> Any:
@@ -266,7 +277,7 @@ class RequestManager(Role):
     async def newest_batch(self) -> int:
         """The last batch that was queued; 0: none."""
         [[newest]] = await self._do(self._read, "select coalesce(max(batch), 0) from trajectories")
-        return newest
+        return max(newest, 0)  # discarded ones are under no batch
 
     async def wait_batch(self, batch: int, deadline: float) -> list[int]:
         """Ids of the finished trajectories of ``batch`` once each of its trajectories is finished or dropped."""

@@ -448,3 +448,32 @@ def test_what_a_living_rollout_never_got_is_sent_again(tmp_path: Path) -> None:
         assert await world.journal.grown(holder, 1, body(part(1, 0, 2))) == [], "the living rollout is not fenced off"
 
     run(tmp_path, scenario)
+
+
+def test_a_full_restart_drops_what_the_log_knows_forgets_what_it_does_not_and_leaves_the_batch_to_be_made_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = await with_group(tmp_path)
+        await first.consumed(1, [1])  # a step that was made after the log's last word
+        made = journal(tmp_path, incarnation=2, known={"step": 0, "started": dict.fromkeys((1, 2, 3), "in flight"), "finished": []})
+        here: Any = made
+        here.spec.fresh = True
+        await made.on_open()
+        assert here.said == [ev.TrajectoriesDropped(ids=[1, 2, 3], reason="full restart")]
+        assert await made.unfinished() == [] and await made.newest_batch() == 0
+        assert made._settled[1] == 0
+
+    asyncio.run(scenario())
+
+
+def test_what_the_log_has_missed_is_said_in_the_order_in_which_it_happened(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = await opened(tmp_path)
+        await first.queued([msgspec.msgpack.encode(t) for t in trajectories()])
+        await first.started(1, 0, [1, 2], "rollout-0", 1, 0)
+        await first.dropped([1], "a reward that is none")
+        await first.started(1, 1, [3, 4], "rollout-1", 1, 0)
+        second = await opened(tmp_path, incarnation=2, known={"step": 0, "started": {}, "finished": []})
+        here: Any = second
+        assert [type(event) for event in here.said] == [ev.TrajectoriesStarted, ev.TrajectoriesStarted, ev.TrajectoriesDropped]
+
+    asyncio.run(scenario())
