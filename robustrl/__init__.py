@@ -25,12 +25,13 @@ _HOMES = {
     "errors": ("RobustRLError", "ConfigError", "MissingExtra", "JobFailed", "HostGone", "WaitTimeout", "RewardError", "WeightsError"),
     "job": ("Job",),
     "launching": ("launch", "attach"),
+    "replay": ("replay",),
     "replay.run": ("Run",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "ConfigError", "Deadlines", "GRPOConfig", "HostGone", "Job", "JobConfig", "JobFailed", "MissingExtra", "RewardError", "RobustRLError",
-    "Run", "SamplingConfig", "WaitTimeout", "WeightsError", "attach", "launch",
+    "Run", "SamplingConfig", "WaitTimeout", "WeightsError", "attach", "launch", "replay",
 ]
 
 
@@ -39,7 +40,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'robustrl' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    home = importlib.import_module(f".{_HOME[name]}", __name__)
+    value = home if name == "replay" else getattr(home, name)  # the package replay is itself what one calls
     globals()[name] = value
     return value
 

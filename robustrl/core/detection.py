@@ -244,6 +244,11 @@ class Detector:
         """Role -> the limits of its ages: what its node agent's `Sampler` is to be configured with."""
         return {role: self._marks(life) for role, life in self._lives.items() if not life.down}
 
+    def marks_of(self, role: str) -> tuple[float, ...]:
+        """As `marks`, of one role; empty: it is not known, or down."""
+        life = self._lives.get(role)
+        return () if life is None or life.down else self._marks(life)
+
     def unrecorded(self) -> list[ev.Verdict]:
         """Verdicts given that were not fed back from the log yet: after a restart, those that the former supervisor did not write."""
         return list(self._unrecorded)

@@ -30,6 +30,8 @@ from .reading import BadRun, Problem, examine, read_rows, write_gzip
 
 FAILED, WELL, ANYTHING = "failed", "well", "anything"
 EXPECTED = (FAILED, WELL, ANYTHING)
+AFTER = 1.0
+"""Seconds after a fault's end in which its role may still be called failed."""
 _PAUSE = 1.0
 """Seconds between two concatenated runs."""
 
@@ -41,15 +43,25 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     start: float
     end: float
     """When it was over: called off, by itself, or because the role was replaced; else the end of the log."""
+    incarnation: int
+    """The life that it hit; 0: whichever was there."""
     kind: str
     """Of the fault or disturbance."""
     expect: str
     """What a right detector says meanwhile: ``failed``; ``well``: not that; or ``anything``."""
     fault: int = 0
     """Its number in the log; 0: somebody marked it."""
+    replaced: bool = False
+    """It ended with the life that it hit, not before."""
     lasts: float = math.inf
     """Seconds that it would have lasted had nobody done anything, as far as is known."""
     note: str = ""
+
+    def covers(self, role: str, incarnation: int, t: float) -> bool:
+        """Whether it is the truth about this life at host time ``t``; the word of it may be `AFTER` seconds late."""
+        if role != self.role or t < self.start:
+            return False
+        return t <= self.end + AFTER or (incarnation == self.incarnation and self.replaced)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +166,7 @@ class Run:
         at = self.begin + start
         until = _replaced(self.entries, role, at) if end is None else self.begin + end
         lasts = math.inf if end is None else end - start
-        mark = Mark(role=role, start=at, end=until, kind=kind, expect=expect, lasts=lasts, note=note)
+        mark = Mark(role=role, start=at, end=until, incarnation=0, kind=kind, expect=expect, lasts=lasts, note=note)
         return dataclasses.replace(self, annotations=(*self.annotations, mark))
 
     def cut(self, start: float = 0.0, end: float | None = None) -> Self:
@@ -211,6 +223,7 @@ def _injected(entries: Sequence[ev.Entry]) -> list[Mark]:
     planned: dict[int, ev.FaultPlanned] = {}
     hits: list[tuple[float, ev.FaultInjected]] = []
     ended: dict[int, float] = {}
+    exits: dict[tuple[str, int], float] = {}
     for entry in entries:
         event = entry.event
         if isinstance(event, ev.FaultPlanned):
@@ -219,7 +232,13 @@ def _injected(entries: Sequence[ev.Entry]) -> list[Mark]:
             hits.append((entry.t, event))
         elif isinstance(event, ev.FaultEnded):
             ended.setdefault(event.fault, entry.t)
-    return [_mark(entries, t, hit, planned.get(hit.fault), ended.get(hit.fault, math.inf)) for t, hit in hits]
+        elif isinstance(event, ev.ProcessExited):
+            exits.setdefault((event.role, event.incarnation), entry.t)
+    found = []
+    for t, hit in hits:
+        start = min(t, exits.get((hit.role, hit.incarnation), t))  # the end may be logged ahead of what caused it
+        found.append(_mark(entries, start, hit, planned.get(hit.fault), ended.get(hit.fault, math.inf)))
+    return found
 
 
 def _mark(entries: Sequence[ev.Entry], t: float, hit: ev.FaultInjected, plan: ev.FaultPlanned | None, over: float) -> Mark:
@@ -228,8 +247,9 @@ def _mark(entries: Sequence[ev.Entry], t: float, hit: ev.FaultInjected, plan: ev
     expect = WELL if plan and plan.benign else FAILED if fault is None or fault.disabling else ANYTHING
     seconds: Any = plan.options.get("seconds") if plan else None
     lasts = float(seconds) if isinstance(seconds, int | float) and seconds > 0 else math.inf
-    end = min(over, _replaced(entries, hit.role, t, hit.incarnation))
-    return Mark(role=hit.role, start=t, end=max(t, end), kind=kind, expect=expect, fault=hit.fault, lasts=lasts)
+    gone = _replaced(entries, hit.role, t, hit.incarnation)
+    return Mark(role=hit.role, start=t, end=max(t, min(over, gone)), incarnation=hit.incarnation, kind=kind, expect=expect,
+                fault=hit.fault, lasts=lasts, replaced=gone <= over)  # fmt: skip
 
 
 def _replaced(entries: Sequence[ev.Entry], role: str, after: float, incarnation: int | None = None) -> float:

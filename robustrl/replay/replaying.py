@@ -1,0 +1,104 @@
+"""What a detector would have said of a recorded run: `replay`.
+
+    robustrl.replay(run)                                            its own settings: exactly what was said live
+    robustrl.replay(run, Thresholds.lab())                          other settings, the same detector
+    robustrl.replay(run, {"rollout.no_tokens": "6s"})               the run's first settings with a change
+    robustrl.replay(run, detector=lambda: MyRule())                 another detector with feed, advance and next_deadline
+
+With its own settings the log is judged as it is. With others, what the supervisor of that day said and asked is left out, and the driver of
+driving.py does what it would have done. Leaves out: how the job would have gone on after another decision; the log goes on as it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from ..core import events as ev
+from ..core.detection import Detector, judge
+from ..core.thresholds import Thresholds
+from ..errors import ConfigError
+from ..tables import Table
+from .driving import Judge, Said, drive
+from .outcomes import CONSEQUENCE, DETECTED, FALSE_ALARM, MISSED, Costs, Outcome, Truths, match
+from .peers import JOB
+from .recording import record
+from .run import Run
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """Verdicts and what they were worth."""
+
+    run: Run
+    thresholds: Thresholds | None
+    """None: the run's own, as they were at each moment, or another detector's."""
+    verdicts: tuple[ev.Verdict, ...]
+    outcomes: tuple[Outcome, ...]
+
+    def of(self, outcome: str) -> list[Outcome]:
+        """``detected``, ``missed``, ``false alarm``, ``consequence`` or ``left alone``."""
+        return [found for found in self.outcomes if found.outcome == outcome]
+
+    @property
+    def detected(self) -> list[Outcome]:
+        return self.of(DETECTED)
+
+    @property
+    def missed(self) -> list[Outcome]:
+        return self.of(MISSED)
+
+    @property
+    def false_alarms(self) -> list[Outcome]:
+        return self.of(FALSE_ALARM)
+
+    @property
+    def delays(self) -> list[float]:
+        """Seconds, of the detected faults in the order of time."""
+        return [found.delay for found in self.detected if found.delay is not None]
+
+    @cached_property
+    def as_live(self) -> bool:
+        """These are exactly the verdicts that the log holds, in this order."""
+        return list(self.verdicts) == list(self.run.verdicts)
+
+    def table(self) -> Table:
+        """A row per outcome; times in seconds from the run's first entry."""
+        begin = self.run.begin
+        rows = []
+        for found in self.outcomes:
+            row = msgspec.structs.asdict(found)
+            row |= {name: None if row[name] is None else round(row[name] - begin, 3) for name in ("start", "at")}
+            rows.append(row | {"delay": None if found.delay is None else round(found.delay, 3), "lasted": round(found.lasted, 3)})
+        return Table(rows)
+
+    def __repr__(self) -> str:
+        faults = len(self.detected) + len(self.missed)
+        late = f", latest after {max(self.delays):.2f} s" if self.delays else ""
+        others = f"{len(self.false_alarms)} false alarms, {len(self.of(CONSEQUENCE))} consequences"
+        return f"<Replay of {self.run.name}: {len(self.detected)} of {faults} faults detected{late}, {others}>"
+
+
+def replay(run: Run, thresholds: Thresholds | Mapping[str, Any] | None = None, *, detector: Callable[[], Judge] | None = None) -> Replay:
+    """What is said of ``run``; with neither of the two: by the run's own settings.
+
+    ``thresholds``: all of them, or changes by path to those that the run began with. ``detector`` makes a fresh one. Raises ConfigError.
+    """
+    if thresholds is not None and detector is not None:
+        raise ConfigError("thresholds", thresholds, "must not be given beside a detector")
+    own = [value for _, value in run.thresholds]
+    if thresholds is not None and not isinstance(thresholds, Thresholds):
+        thresholds = own[0].updated(thresholds)
+    recording, costs, truths = record(run), Costs(run), Truths(run)
+    if detector is None and (thresholds is None or all(value == thresholds for value in own)):
+        said = Said(list(judge(Detector(own[0]), run.entries)), [])
+    else:
+        made = Detector(thresholds) if detector is None and thresholds is not None else detector() if detector else None
+        assert made is not None
+        said = drive(recording, made, costs.restart, truths.excused)
+    outcomes = match(truths, recording, said, costs.restart, JOB if detector else "")
+    return Replay(run, thresholds, tuple(said.verdicts), tuple(outcomes))
