@@ -50,7 +50,7 @@ lint: $(STAMP)
 	$(call timed,lint,$(BIN)/ruff check .; $(BIN)/mypy)
 
 unit: $(STAMP)
-	$(call timed,unit tests,$(PYTEST) tests/unit)
+	$(call timed,unit tests,$(PYTEST) -n 2 --dist worksteal tests/unit)
 
 live: $(STAMP)
 	$(call timed,live tests,$(PYTEST) tests/live)
