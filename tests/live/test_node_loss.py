@@ -26,10 +26,15 @@ def kill_node(job: Job, node: str) -> None:
         process.kill()
 
 
-@pytest.mark.parametrize("kind", ["rollout", "trainer"])
+@pytest.mark.parametrize("kind", ["trainer", pytest.param("rollout", marks=pytest.mark.soak)])
 def test_the_roles_of_a_lost_node_come_back_on_a_new_one(launch: Callable[..., Job], kind: str) -> None:
     job = launch(nodes=3, steps=100_000, evaluation_prompts=0, agent_workers=1)
     job.wait(step=2, timeout=240)
+    wait_for(
+        "a copy at the peer",
+        lambda: any(isinstance(e.event, ev.SnapshotCopied) and e.event.holder == "state_keeper-1" for e in job.events),
+        60,
+    )
     node = job.roles[f"{kind}-0"].node
     assert node != job.roles["supervisor"].node
     lost = {name: handle.pid for name, handle in job.roles.items() if handle.node == node}

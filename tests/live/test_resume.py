@@ -41,6 +41,7 @@ def test_no_committed_step_is_lost_and_no_data_is_trained_twice(launch: Callable
     assert_clean(job.run)
 
 
+@pytest.mark.soak
 def test_a_stopped_run_goes_on_and_an_ended_one_says_that_there_is_nothing_to_do(launch: Callable[..., Job]) -> None:
     job = launch(steps=6, evaluation_prompts=0, agent_workers=1)
     job.wait(step=2, timeout=240)

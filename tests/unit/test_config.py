@@ -10,7 +10,17 @@ import msgspec
 import pytest
 
 from robustrl import config
-from robustrl.config import Deadlines, GRPOConfig, JobConfig, check, check_machine, load_config, make_config, memory_needed
+from robustrl.config import (
+    Deadlines,
+    GRPOConfig,
+    JobConfig,
+    check,
+    check_machine,
+    load_config,
+    make_config,
+    memory_needed,
+    settle_standbys,
+)
 from robustrl.errors import ConfigError
 
 GIB = 1 << 30
@@ -158,3 +168,24 @@ def test_every_number_has_a_bound():
 
 def test_settings_from_a_path_object(tmp_path):
     assert make_config({"run_dir": Path("x")}).run_dir == "x"
+
+
+def test_recovery_begins_as_asked_and_warm_only_where_there_are_standbys() -> None:
+    def first(**settings: object) -> tuple[str, str]:
+        event = make_config({"profile": "class", **settings}).first_recovery()
+        return event.mode, event.standbys
+
+    assert first() == ("isolated", "cold") and first(standbys=2) == ("isolated", "warm")
+    assert first(recovery={"mode": "full", "standbys": "warm"}) == ("full", "warm")
+    with pytest.raises(ConfigError, match=r"recovery\.mode.*observe, isolated, full"):
+        make_config({"recovery": {"mode": "partial"}})
+    with pytest.raises(ConfigError, match="standbys"):
+        check(make_config({"standbys": -1}))
+
+
+def test_a_standby_comes_by_itself_only_in_the_lab_and_where_memory_allows() -> None:
+    def settled(free: float, **settings: object) -> int | None:
+        return settle_standbys(make_config(settings), (int(free * 2**30), "made up")).standbys
+
+    assert settled(64) == 1 and settled(6) == 0
+    assert settled(64, profile="class") == 0 and settled(64, address="auto") == 0 and settled(6, standbys=3) == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from robustrl.config import JobConfig
-from robustrl.core.placement import POOLS, NodeSpec, place, place_another, plan_nodes
+from robustrl.core.placement import POOLS, NodeSpec, place, place_again, place_another, plan_nodes
 from robustrl.core.roles import MANAGEMENT, RoleId, RoleKind
 from robustrl.errors import ConfigError
 
@@ -93,3 +93,21 @@ def test_another_rollout_goes_where_there_are_fewest() -> None:
     placed = place(nodes, config)
     assert placed[RoleId(RoleKind.ROLLOUT, 2)] == "node-2"
     assert place_another(RoleKind.ROLLOUT, nodes, placed) == (RoleId(RoleKind.ROLLOUT, 3), "node-3")
+
+
+def test_standbys_are_with_those_whom_they_can_become() -> None:
+    config = JobConfig(standbys=2)
+    placed = place(plan_nodes(config), config)
+    where = {str(role): node for role, node in placed.items() if role.kind is RoleKind.STANDBY}
+    trainer, rollout = placed[RoleId(RoleKind.TRAINER, 0)], placed[RoleId(RoleKind.ROLLOUT, 0)]
+    assert where == {"standby-0": trainer, "standby-1": rollout, "standby-2": placed[RoleId(RoleKind.SUPERVISOR)]}
+    assert not [role for role in place(plan_nodes(JobConfig()), JobConfig()) if role.kind is RoleKind.STANDBY]
+
+
+def test_a_role_without_a_node_goes_to_the_emptiest_of_its_kind_or_waits() -> None:
+    nodes = [NodeSpec("a", ("rollout",)), NodeSpec("b", ("rollout",)), NodeSpec("c", ("trainer",))]
+    placed = {RoleId(RoleKind.ROLLOUT, 0): "lost", RoleId(RoleKind.ROLLOUT, 1): "a"}
+    assert place_again(RoleId(RoleKind.ROLLOUT, 0), nodes, placed) == "b"
+    assert place_again(RoleId(RoleKind.TRAINER, 0), nodes, placed) == "c"
+    assert place_again(RoleId(RoleKind.TRAINER, 0), nodes[:2], placed) == ""
+    assert place_again(RoleId(RoleKind.TRAINER, 0), [*nodes[:2], NodeSpec("d")], placed) == "d"
