@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .job import Job
     from .launching import attach, launch
     from .replay.run import Run
+    from .replay.sweeping import sweep
 
 _HOMES = {
     "config": ("JobConfig", "GRPOConfig", "SamplingConfig", "Deadlines"),
@@ -27,11 +28,12 @@ _HOMES = {
     "launching": ("launch", "attach"),
     "replay": ("replay",),
     "replay.run": ("Run",),
+    "replay.sweeping": ("sweep",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "ConfigError", "Deadlines", "GRPOConfig", "HostGone", "Job", "JobConfig", "JobFailed", "MissingExtra", "RewardError", "RobustRLError",
-    "Run", "SamplingConfig", "WaitTimeout", "WeightsError", "attach", "launch", "replay",
+    "Run", "SamplingConfig", "WaitTimeout", "WeightsError", "attach", "launch", "replay", "sweep",
 ]
 
 

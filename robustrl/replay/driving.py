@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from ..core import events as ev
 from ..core.detection import Detector
 from ..core.signals import SUPERVISOR
-from .recording import AGES, Intervention, Life, Recording, aged
+from .recording import AGES, Intervention, Life, Recording, aged, at_work
 
 ECHO = 0.5
 """Seconds after which a tick that changed nothing is sent again, as live."""
@@ -140,6 +140,8 @@ class _Drive:
                 if lives and not self.at_fault(role, life[1], verdict.seen):
                     for event in (self.recording.started[life], ev.RoleReady(role=role, incarnation=life[1], seconds=0.0)):
                         self._push(again, ev.Entry(0, again, ev.HOST, 1, 0, again, event))
+                    if first := self.recording.first_sample(life, again):
+                        self._push(first.t, first)
 
     def _push(self, t: float, entry: ev.Entry) -> None:
         heapq.heappush(self.heap, (t, next(self.number), entry))
@@ -149,10 +151,12 @@ class _Drive:
 
     def _pass_marks(self, earlier: float, entry: ev.Entry) -> None:
         """Samples between this one and the one before it, where a limit of the detector's was passed."""
-        assert self.ours is not None
-        for mark in self.ours.marks_of(entry.event.role):  # type: ignore[union-attr]
-            for name in AGES:
-                back = getattr(entry.event, name) - mark - _PAST
+        sample = entry.event
+        assert self.ours is not None and isinstance(sample, ev.RoleSample)
+        ages = AGES if at_work(sample) else AGES[3:]
+        for mark in self.ours.marks_of(sample.role):
+            for name in ages:
+                back = getattr(sample, name) - mark - _PAST
                 if 0 < back < entry.t - max(earlier, self.now):
                     found = aged(entry, -back)
                     self._push(found.t, found)

@@ -129,7 +129,10 @@ def _mistakes(truths: Truths, recording: Recording, failed: Sequence[ev.Verdict]
 def _fault(mark: Mark, failed: Sequence[ev.Verdict], beyond: ev.Verdict | None, mistaken: Sequence[ev.Verdict],
            restarts: Restarts, anybody: str, recording: Recording) -> Outcome:  # fmt: skip
     names = {mark.role, anybody} if anybody else {mark.role}
-    lasted = mark.lasts if math.isfinite(mark.lasts) else mark.end - mark.start
+    if math.isfinite(mark.lasts):
+        lasted = mark.lasts
+    else:  # where the live job put an end to it, it would have gone on
+        lasted = (recording.end if any(found.mark is mark for found in recording.interventions) else mark.end) - mark.start
     for verdict in failed:
         role = mark.role if verdict.role in names else ""
         if mark.covers(role, verdict.incarnation, verdict.seen):

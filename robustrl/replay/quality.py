@@ -134,6 +134,18 @@ def poisson_upper(k: int, confidence: float = 0.95) -> float:
     return high
 
 
+def poisson_lower(k: int, confidence: float = 0.95) -> float:
+    """Lower bound of the mean of a count of which ``k`` was seen."""
+    if k == 0:
+        return 0.0
+    alpha, low, high = (1 - confidence) / 2, 0.0, float(k)
+    for _ in range(100):
+        middle = (low + high) / 2
+        below = sum(math.exp(i * math.log(middle) - middle - math.lgamma(i + 1)) for i in range(k))
+        low, high = (middle, high) if 1 - below < alpha else (low, middle)
+    return low
+
+
 def percentile(values: Sequence[float], q: float) -> float | None:
     """The smallest value that at least the share ``q`` does not exceed; None of nothing."""
     ordered = sorted(values)

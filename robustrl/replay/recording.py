@@ -16,13 +16,14 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ..core import events as ev
 from ..core.roles import QUIET, Phase
-from ..core.signals import SUPERVISOR
+from ..core.signals import GENERATING, SUPERVISOR
 from ..core.thresholds import KEEP_ALIVE, LEAST
 from .run import Mark, Run
 
@@ -79,6 +80,48 @@ class Recording:
     """When a life ended by itself, or was said to have ended."""
     between: list[tuple[float, ev.Entry]] = field(default_factory=list)
     """(time of the sample before, sample) where a limit may have been passed between the two, in the order of the former."""
+    others: list[int] = field(default_factory=list)
+    """Places of the entries that are no samples."""
+    whole: Recording | None = None
+    """What this one was reduced from."""
+    reductions: dict[Any, Recording] = field(default_factory=dict)
+    """By floors; see reducing.py."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Node agent -> the source that its samples have here, where that is another."""
+
+    @cached_property
+    def samples(self) -> dict[Life, list[int]]:
+        """Places of each life's samples."""
+        found: dict[Life, list[int]] = {}
+        for i, entry in enumerate(self.entries):
+            if isinstance(entry.event, ev.RoleSample):
+                found.setdefault((entry.event.role, entry.event.incarnation), []).append(i)
+        return {life: places for life, places in found.items() if life in self.started}
+
+    @cached_property
+    def heard(self) -> dict[Life, list[int]]:
+        """Places of each node agent's words about roles."""
+        found: dict[Life, list[int]] = {}
+        for i, entry in enumerate(self.entries):
+            if isinstance(entry.event, ev.RoleSample):
+                found.setdefault((entry.source, entry.incarnation), []).append(i)
+        return found
+
+    @cached_property
+    def peaks(self) -> dict[Life, tuple[list[float], list[float], list[float]]]:
+        """Of each sample the ages that a failure can depend on: idle at work, at work without progress, loop not turning. 0: none."""
+        found = {}
+        for life, places in self.samples.items():
+            idle, stuck, loop = [], [], []
+            for i in places:
+                sample = self.entries[i].event
+                assert isinstance(sample, ev.RoleSample)
+                trains, generates = sample.phase == Phase.TRAIN, sample.phase in GENERATING and sample.pending > 0
+                idle.append(min(sample.active_age, sample.phase_age) if trains else 0.0)
+                stuck.append(sample.progress_age if trains or generates else 0.0)
+                loop.append(sample.loop_age)
+            found[life] = idle, stuck, loop
+        return found
 
     def answer(self, life: Life, asked: float) -> float | None:
         """When a question that reached the loop at ``asked`` is answered; None: never, as far as the log goes.
@@ -94,6 +137,15 @@ class Recording:
                 first = min(turns.turned[i], asked + turns.lag[i] / 2) if i == place else turns.turned[i]
                 return first if first < self.over.get(life, math.inf) else None
         return None
+
+    def first_sample(self, life: Life, t: float) -> ev.Entry | None:
+        """The life's first one after ``t``."""
+        whole = self.whole or self
+        place = bisect.bisect_right(self.turns[life].seen, t) if life in self.turns else 0
+        if life not in whole.samples or place >= len(whole.samples[life]):
+            return None
+        entry = whole.entries[whole.samples[life][place]]
+        return msgspec.structs.replace(entry, source=self.renamed.get(entry.source, entry.source))
 
     def speaks(self, t: float) -> float:
         """The first time from ``t`` on at which the supervisor can speak."""
@@ -146,10 +198,11 @@ def record(run: Run) -> Recording:
         if not isinstance(event, _SAID + _UNHEARD):
             entries.append(entry)
             before.append(-math.inf)
+    others = [i for i, entry in enumerate(entries) if not isinstance(entry.event, ev.RoleSample)]
     silent, supervisors = _silences(run.entries, ends)
     interventions = _interventions(run, stepped)
     return Recording(entries, before, run.entries[-1].t, turns, silent, supervisors, interventions, started, over, ends,
-                     _between(entries, before))  # fmt: skip
+                     _between(entries, before), others)  # fmt: skip
 
 
 def _ends(entries: Sequence[ev.Entry]) -> tuple[dict[Life, float], dict[Life, float]]:

@@ -24,9 +24,9 @@ from ..core.thresholds import Thresholds
 from ..errors import ConfigError
 from ..tables import Table
 from .driving import Judge, Said, drive
-from .outcomes import CONSEQUENCE, DETECTED, FALSE_ALARM, MISSED, Costs, Outcome, Truths, match
+from .outcomes import CONSEQUENCE, DETECTED, FALSE_ALARM, MISSED, Outcome, Truths, match
 from .peers import JOB
-from .recording import record
+from .reducing import floors, reduced, rounded
 from .run import Run
 
 
@@ -83,22 +83,33 @@ class Replay:
         return f"<Replay of {self.run.name}: {len(self.detected)} of {faults} faults detected{late}, {others}>"
 
 
-def replay(run: Run, thresholds: Thresholds | Mapping[str, Any] | None = None, *, detector: Callable[[], Judge] | None = None) -> Replay:
-    """What is said of ``run``; with neither of the two: by the run's own settings.
+def replay(run: Run, thresholds: Thresholds | Mapping[str, Any] | None = None, *, detector: Callable[[], Judge] | None = None,
+           reports: bool = False) -> Replay:  # fmt: skip
+    """What is said of ``run``; with neither thresholds nor detector: by the run's own settings, all of it.
 
-    ``thresholds``: all of them, or changes by path to those that the run began with. ``detector`` makes a fresh one. Raises ConfigError.
+    ``thresholds``: all of them, or changes by path to those that the run began with: then what is only reported is left out, unless
+    ``reports``, which looks at each entry and takes its time. ``detector`` makes a fresh one. Raises ConfigError.
     """
     if thresholds is not None and detector is not None:
         raise ConfigError("thresholds", thresholds, "must not be given beside a detector")
     own = [value for _, value in run.thresholds]
     if thresholds is not None and not isinstance(thresholds, Thresholds):
         thresholds = own[0].updated(thresholds)
-    recording, costs, truths = record(run), Costs(run), Truths(run)
+    recording, costs, truths = run.recording, run.costs, Truths(run)
     if detector is None and (thresholds is None or all(value == thresholds for value in own)):
         said = Said(list(judge(Detector(own[0]), run.entries)), [])
     else:
-        made = Detector(thresholds) if detector is None and thresholds is not None else detector() if detector else None
-        assert made is not None
-        said = drive(recording, made, costs.restart, truths.excused)
+        if detector is None:
+            assert isinstance(thresholds, Thresholds)
+            entries = recording if reports else reduced(recording, rounded(floors([thresholds])))
+            said = drive(entries, Detector(thresholds), costs.restart, truths.excused)
+            said = said if reports else Said([verdict for verdict in said.verdicts if of_failures(verdict)], said.beyond)
+        else:
+            said = drive(recording, detector(), costs.restart, truths.excused)
     outcomes = match(truths, recording, said, costs.restart, JOB if detector else "")
     return Replay(run, thresholds, tuple(said.verdicts), tuple(outcomes))
+
+
+def of_failures(verdict: ev.Verdict) -> bool:
+    """It is about a failure, a suspicion, or the end of one: what a reduced recording is enough for."""
+    return verdict.kind in ("failed", "suspect") or (verdict.kind == "cleared" and verdict.evidence.get("was") == "suspect")

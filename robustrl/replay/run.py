@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -27,6 +27,10 @@ from ..errors import ConfigError
 from ..faults.catalogue import CATALOGUE
 from ..tables import Table
 from .reading import BadRun, Problem, examine, read_rows, write_gzip
+
+if TYPE_CHECKING:
+    from .outcomes import Costs
+    from .recording import Recording
 
 FAILED, WELL, ANYTHING = "failed", "well", "anything"
 EXPECTED = (FAILED, WELL, ANYTHING)
@@ -150,6 +154,20 @@ class Run:
     def account(self) -> Account:
         """Recovery times and losses, as measured; see core/accounting.py."""
         return account(self.entries)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What a needless restart costs, as this run measured its recoveries."""
+        from .outcomes import Costs
+
+        return Costs(self)
+
+    @cached_property
+    def recording(self) -> Recording:
+        """Made ready for other settings than its own; takes a second for an hour of 64 roles, once."""
+        from .recording import record
+
+        return record(self)
 
     def annotate(self, role: str, start: float, end: float | None = None, *, expect: str = FAILED, kind: str = "marked",
                  note: str = "") -> Self:  # fmt: skip
