@@ -1,0 +1,85 @@
+"""Detectors of one's own beside ours and the peers': ranked by the time they cost, without seeing what was injected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from detection_world import Fault
+from test_replay_replaying import PATIENT, make, recorded
+
+from robustrl import Run
+from robustrl.core import events as ev
+from robustrl.core.events import RoleSample
+from robustrl.errors import ConfigError
+from robustrl.replay.leaderboard import OURS, call_failed, leaderboard
+
+
+class LoopStuck:
+    def __init__(self, limit: float = 2.0) -> None:
+        self.limit, self.last = limit, dict[tuple[str, int], RoleSample]()
+
+    def feed(self, entry: ev.Entry) -> None:
+        if isinstance(entry.event, RoleSample):
+            self.last[entry.event.role, entry.event.incarnation] = entry.event
+
+    def advance(self, now: float) -> list[ev.Verdict]:
+        late = [life for life, sample in self.last.items() if sample.loop_age > self.limit]
+        return [call_failed(*life, now, "loop stuck", self.last.pop(life).loop_age) for life in late]
+
+    def next_deadline(self) -> float | None:
+        return None
+
+
+class Spy(LoopStuck):
+    seen: list[str] = []
+
+    def feed(self, entry: ev.Entry) -> None:
+        self.seen.append(type(entry.event).__name__)
+        if len(self.seen) > 300:
+            raise RuntimeError("three hundred are enough")
+
+
+class Nervous(LoopStuck):
+    def __init__(self) -> None:
+        super().__init__(limit=0.0)
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    hang = recorded(make(41, Fault("freeze", "rollout-0", phase="decode")), "hang")
+    slow = recorded(make(42, Fault("freeze", "rollout-0", seconds=1.5, phase="decode"), thresholds=PATIENT), "freeze", seconds=1.5)
+    return [hang, slow]
+
+
+def board(runs: list[Run], **detectors: Callable[[], Any]) -> dict[str, dict[str, Any]]:
+    return {row["detector"]: row for row in leaderboard(runs, detectors)}
+
+
+def test_a_rule_of_ten_lines_is_scored_beside_the_others(runs: list[Run]) -> None:
+    rows = board(runs, mine=LoopStuck, nervous=Nervous)
+    mine, ours = rows["mine"], rows[OURS]
+    assert (mine["detected"], mine["missed"], mine["false_alarms"]) == (1, 0, 0) and 2.0 < mine["delay_max"] < 3.5
+    assert (ours["detected"], ours["false_alarms"]) == (1, 0)
+    assert mine["time_lost_s"] == pytest.approx(mine["late_s"]) and mine["place"] < ours["place"]
+    assert rows["nervous"]["false_alarms"] > 5 and rows["nervous"]["needless_s"] >= 50.0
+    assert rows["heartbeat (TRL, 300 s)"]["missed"] == 1 and "ours, paper" in rows and len(rows) > 10
+    assert [row["place"] for row in rows.values()] == list(range(1, len(rows) + 1))
+    lost = [row["time_lost_s"] for row in rows.values()]
+    assert lost == sorted(lost)
+
+
+def test_nobody_sees_what_was_injected_and_an_error_is_the_detectors_own(runs: list[Run]) -> None:
+    Spy.seen = []
+    row = board(runs[:1], spy=Spy)["spy"]
+    assert row["error"] == "RuntimeError: three hundred are enough" and row["missed"] == 1
+    assert "RoleSample" in Spy.seen and not {"FaultInjected", "FaultPlanned", "Verdict", "ThresholdsChanged"} & set(Spy.seen)
+
+
+def test_names_and_runs_are_checked(runs: list[Run]) -> None:
+    with pytest.raises(ConfigError, match="another detector"):
+        leaderboard(runs, {OURS: LoopStuck})
+    with pytest.raises(ConfigError, match="at least one run"):
+        leaderboard([])
+    assert len(leaderboard(runs[1], peers=False)) == 3
