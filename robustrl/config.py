@@ -163,7 +163,7 @@ _AT_MOST: dict[str, float] = {
     "steps": 10**9, "seed": 2**63 - 1, "prompts_per_step": 10**6, "samples_per_prompt": 10**6, "staleness": 10**6, "rollouts": 10**4,
     "trainer_ranks": 10**4, "agent_workers": 10**4, "restarts": 10**6, "evaluation_prompts": 10**6, "evaluation_every": 10**9,
     "checkpoint_every": 10**9,
-    "rollout_concurrency": 10**6, "max_model_len": 10**9, "grpo.micro_batch": 10**9,
+    "object_store_mb": 10**6, "rollout_concurrency": 10**6, "max_model_len": 10**9, "grpo.micro_batch": 10**9,
     "sampling.top_p": 1, "grpo.clip": 1, "standbys": 10**4,
     **{f"deadlines.{field}": 10**7 for field in Deadlines.__struct_fields__},
 }
@@ -275,10 +275,18 @@ def memory_needed(config: JobConfig) -> int:
            + _PER_ROLLOUT[config.engine] * config.rollouts)
     if config.standbys:
         gib += _PER_LIGHT_ROLE + config.standbys * (_PER_RANK + _PER_ROLLOUT[config.engine])
-    folder = Path(config.model).expanduser()
+    folder = home(Path(config.model), "model")
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if config.model != "tiny" else 0
     copies = (_WEIGHT_COPIES["rollout"] * config.rollouts + _WEIGHT_COPIES["rank"] * config.trainer_ranks + _WEIGHT_COPIES["keeper"])
     return int(gib * _GIB) + copies * weights
+
+
+def home(path: Path, field: str) -> Path:
+    """``path`` with ``~`` resolved. Raises ConfigError that names ``field`` where that user has no home."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ConfigError(field, str(path), f"names a home that is not there: {error}") from None
 
 
 def _check_cluster(config: JobConfig) -> None:
@@ -292,7 +300,7 @@ def _check_cluster(config: JobConfig) -> None:
 
 def _check_model(model: str) -> None:
     allowed = "must be 'tiny', a folder with a Hugging Face causal LM, or a hub name"
-    folder = Path(model).expanduser()
+    folder = home(Path(model), "model")
     if model == "tiny" or (folder / "config.json").is_file():
         return
     if folder.is_dir():

@@ -202,6 +202,8 @@ class Job:
         """
         from .faults.handle import FaultHandle
 
+        if not isinstance(fault, msgspec.Struct):
+            raise ConfigError("fault", fault, "must be a fault of robustrl.faults, e.g. Kill('rollout-1')")
         number = self._call("inject", timeout, fault=msgspec.to_builtins(fault), hidden=hidden, by=_user())
         if not self.wait_until(lambda: number in self._state.faults.faults, _CONNECT):
             raise WaitTimeout(f"job {self.name!r}: the log did not show fault {number} within {_CONNECT:g} s")
@@ -210,7 +212,10 @@ class Job:
     def schedule(self, schedule: Schedule, timeout: float | None = None) -> ScheduleHandle:
         """Order faults by a schedule, e.g. ``job.schedule(EveryNSteps(5, Kill("rollout")))``. Raises as `inject` does."""
         from .faults.handle import ScheduleHandle
+        from .faults.schedules import Schedule
 
+        if not isinstance(schedule, Schedule):
+            raise ConfigError("schedule", schedule, "must be a schedule of robustrl.faults, e.g. EveryNSteps(5, Kill('rollout'))")
         return ScheduleHandle(self, self._call("schedule", timeout, schedule=msgspec.to_builtins(schedule), by=_user()))
 
     def stop(self, timeout: float = 30.0) -> None:
@@ -285,6 +290,8 @@ class Job:
         return min(longest, threading.TIMEOUT_MAX)
 
     def _reached(self, step: int | None) -> bool:
+        if step is not None and (not isinstance(step, int) or step < 0):
+            raise ConfigError("step", step, "must be a number of optimizer steps, from 0 on")
         return self.over or (step is not None and self.step >= step)
 
     def _waited(self, step: int | None, timeout: float) -> Self:

@@ -50,9 +50,13 @@ def launch(config: JobConfig | None = None, *, reward: Callable[..., list[float]
     if resume is not None:
         if config is not None or settings or reward is not None:
             raise ConfigError("resume", str(resume), "takes no other settings: the run has its own")
-        return _resume(Path(resume).expanduser().resolve())
+        if not isinstance(resume, str | Path):
+            raise ConfigError("resume", resume, "must be the directory of an earlier run")
+        return _resume(configuration.home(Path(resume), "resume").resolve())
     if config is not None and settings:
         raise ConfigError("settings", sorted(settings), "give one JobConfig or settings by name, not both")
+    if reward is not None and not callable(reward) and not isinstance(reward, str):
+        raise ConfigError("reward", reward, "must be a function with TRL's signature, or module:function")
     given = msgspec.structs.asdict(config) if config is not None else settings
     pickled = _pickle(reward) if callable(reward) else None
     config = configuration.make_config(given | ({"reward": reward} if isinstance(reward, str) else {}))
@@ -86,7 +90,7 @@ def _me() -> processes.ProcessId:
 def _start(config: JobConfig, pickled: bytes | None, replaces: str | None) -> Job:
     run = registry.new_run_id(config.name)
     registry.socket_path(run)  # its path may be too long
-    folder = Path(config.run_dir).expanduser().absolute() / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}-{run[-6:]}"
+    folder = configuration.home(Path(config.run_dir), "run_dir").absolute() / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}-{run[-6:]}"
     me = _me()
     try:
         (folder / "logs").mkdir(parents=True)

