@@ -165,10 +165,10 @@ class _Drive:
 
     def _alone(self, intervention: Intervention) -> None:
         life, sample = intervention.life, intervention.sample
-        if life in self.failed or sample is None or math.isinf(self.now):
+        if life in self.failed or math.isinf(self.now) or (sample is None and self.ours):
             return
         judge: Any = copy.deepcopy(self.judge)
-        growing = [name for name in AGES if getattr(sample.event, name) > _GREW]
+        growing = [name for name in AGES if sample is not None and getattr(sample.event, name) > _GREW]
         answers = "loop_age" not in growing
         t, end = self.now, intervention.mark.start + intervention.mark.lasts
         if self.ours is None:
@@ -176,7 +176,7 @@ class _Drive:
         queued: list[ev.Entry] = []
         for _ in range(_MOST if self.ours else int(_ALONE)):
             times = [entry.t for entry in queued]
-            if self.ours:
+            if self.ours and sample is not None:
                 times += [sample.t + mark + _PAST - getattr(sample.event, name) for name in growing for mark in judge.marks_of(life[0])]
             else:
                 times.append(t + 1.0)
@@ -185,7 +185,8 @@ class _Drive:
             t = min((time for time in times if time > t), default=math.inf)
             if t > end or math.isinf(t):
                 return
-            for entry in [e for e in queued if e.t <= t] + [aged(sample, t - sample.t, growing), self._tick(t)]:
+            shown = [] if sample is None else [aged(sample, t - sample.t, growing)]
+            for entry in [*(e for e in queued if e.t <= t), *shown, self._tick(t)]:
                 judge.feed(_at(entry, t))
             queued = [e for e in queued if e.t > t]
             verdicts = judge.advance(t)

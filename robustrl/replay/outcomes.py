@@ -131,8 +131,8 @@ def _fault(mark: Mark, failed: Sequence[ev.Verdict], beyond: ev.Verdict | None, 
     names = {mark.role, anybody} if anybody else {mark.role}
     if math.isfinite(mark.lasts):
         lasted = mark.lasts
-    else:  # where the live job put an end to it, it would have gone on
-        lasted = (recording.end if any(found.mark is mark for found in recording.interventions) else mark.end) - mark.start
+    else:  # where the live job noticed it and replaced the role, it would have gone on
+        lasted = (recording.end if (mark.role, mark.incarnation) in recording.called else mark.end) - mark.start
     for verdict in failed:
         role = mark.role if verdict.role in names else ""
         if mark.covers(role, verdict.incarnation, verdict.seen):

@@ -50,7 +50,7 @@ class Intervention(NamedTuple):
     mark: Mark
     life: Life
     sample: ev.Entry | None
-    """The last one of that life before."""
+    """The last one of that life before; None: it had ended by itself, and what the live job did was to replace it."""
 
 
 class Turns(NamedTuple):
@@ -78,6 +78,8 @@ class Recording:
     """When a life ended or was ended; infinite: it did not."""
     ends: dict[Life, float]
     """When a life ended by itself, or was said to have ended."""
+    called: frozenset[Life]
+    """Those that the live job called failed: without that nobody would have replaced them."""
     between: list[tuple[float, ev.Entry]] = field(default_factory=list)
     """(time of the sample before, sample) where a limit may have been passed between the two, in the order of the former."""
     others: list[int] = field(default_factory=list)
@@ -200,9 +202,10 @@ def record(run: Run) -> Recording:
             before.append(-math.inf)
     others = [i for i, entry in enumerate(entries) if not isinstance(entry.event, ev.RoleSample)]
     silent, supervisors = _silences(run.entries, ends)
-    interventions = _interventions(run, stepped)
+    called = frozenset((verdict.role, verdict.incarnation) for verdict in run.verdicts if verdict.kind == "failed")
+    interventions = _interventions(run, stepped, {life: over[life] for life in ends if life in called})
     return Recording(entries, before, run.entries[-1].t, turns, silent, supervisors, interventions, started, over, ends,
-                     _between(entries, before), others)  # fmt: skip
+                     called, _between(entries, before), others)  # fmt: skip
 
 
 def _ends(entries: Sequence[ev.Entry]) -> tuple[dict[Life, float], dict[Life, float]]:
@@ -299,10 +302,14 @@ def _silences(entries: Sequence[ev.Entry], ends: dict[Life, float]) -> tuple[lis
     return merged, ready
 
 
-def _interventions(run: Run, stepped: dict[Life, float]) -> list[Intervention]:
+def _interventions(run: Run, stepped: dict[Life, float], ended: dict[Life, float]) -> list[Intervention]:
     """Those in the time of a fault or disturbance."""
     hit = [(mark, life, t) for mark in run.truth for life, t in stepped.items() if mark.covers(*life, t)]
     wanted = {life for _, life, _ in hit}
+    for entry in run.entries if ended else ():
+        event = entry.event
+        if isinstance(event, ev.RoleStarted) and (before := (event.role, event.incarnation - 1)) in ended:
+            hit += [(mark, before, entry.t) for mark in run.truth if mark.covers(*before, ended[before])]
     last: dict[Life, ev.Entry] = {}
     for entry in run.entries if wanted else ():
         event = entry.event

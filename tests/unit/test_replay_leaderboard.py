@@ -70,6 +70,14 @@ def test_a_rule_of_ten_lines_is_scored_beside_the_others(runs: list[Run]) -> Non
     assert lost == sorted(lost)
 
 
+def test_a_death_that_the_live_job_repaired_at_once_is_still_there_for_slower_detectors() -> None:
+    run = recorded(make(43, Fault("kill", "rollout-0"), restarts=1.0), "kill")
+    rows = board([run])
+    slow, never, ours = rows["heartbeat (torchft, 5 s)"], rows["cluster idle (NeMo-RL watchdog, 600 s)"], rows[OURS]
+    assert slow["detected"] == 1 and 4.0 < slow["delay_max"] < 6.5 and ours["delay_max"] < 0.5
+    assert never["missed"] == 1 and never["time_lost_s"] == pytest.approx(run.entries[-1].t - run.truth[0].start)
+
+
 def test_nobody_sees_what_was_injected_and_an_error_is_the_detectors_own(runs: list[Run]) -> None:
     Spy.seen = []
     row = board(runs[:1], spy=Spy)["spy"]
