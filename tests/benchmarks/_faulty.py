@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import robustrl
-from robustrl.config import JobConfig
 from robustrl.core import events as ev
 from robustrl.core.accounting import spread
 from robustrl.errors import WaitTimeout
@@ -27,16 +26,11 @@ STAGES = ("detect", "restart", "reconnect", "total")
 def job_with(mode: str, standbys: str, first_step: int = 2, **settings: Any) -> Iterator[Job]:
     """A job that has made its first steps; its thresholds are the lab's seconds; ``mode`` isolated or full, ``standbys`` warm or cold."""
     fixed = {"thresholds": "lab", "restarts": 10_000, "steps": 1_000_000, "evaluation_prompts": 0}
-    with robustrl.launch(**fixed | recovering(mode, standbys) | settings) as job:
+    # warm: one standby for trainer or rollout and one for the other roles
+    recovery = {"recovery": {"mode": mode, "standbys": standbys}, "standbys": int(standbys == "warm")}
+    with robustrl.launch(**fixed | recovery | settings) as job:
         job.wait(step=first_step, timeout=600)
         yield job
-
-
-def recovering(mode: str, standbys: str) -> dict[str, Any]:
-    """Settings of a job that recovers in this way; ``warm``: with one standby for trainer or rollout and one for the other roles."""
-    if (mode, standbys) == ("isolated", "cold") and "standbys" not in JobConfig.__struct_fields__:
-        return {}  # the only way there is
-    return {"recovery": {"mode": mode, "standbys": standbys}, "standbys": int(standbys == "warm")}
 
 
 def whole(job: Job) -> bool:

@@ -7,6 +7,7 @@ instructor's; a student may have one fault under way at a time, under a name.
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from enum import IntEnum
@@ -64,7 +65,7 @@ class Commander:
             return
         try:
             self._feed.later(lambda: answer({"id": command.id, **self._carry_out(command)}))
-        except Exception:  # queue.Full: said, not waited for
+        except queue.Full:  # said, not waited for
             answer({"id": command.id, "error": "too many commands are waiting: try again"})
 
     def _carry_out(self, command: Command) -> Answer:
