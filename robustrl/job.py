@@ -193,7 +193,7 @@ class Job:
         it has pulled and checked the newest version from whoever holds it. Raises JobFailed while the job is not running, WaitTimeout,
         HostGone.
         """
-        return self._handle_of(self._call("add_rollout", timeout))
+        return self.roles[self._call("add_rollout", timeout)]
 
     def inject(self, fault: Fault, *, hidden: bool = False, timeout: float | None = None) -> FaultHandle:
         """Order a fault, e.g. ``job.inject(Kill("rollout-1"))``; see `robustrl.faults`. Returns at once: the handle follows it through the
@@ -204,10 +204,7 @@ class Job:
 
         if not isinstance(fault, msgspec.Struct):
             raise ConfigError("fault", fault, "must be a fault of robustrl.faults, e.g. Kill('rollout-1')")
-        number = self._call("inject", timeout, fault=msgspec.to_builtins(fault), hidden=hidden, by=_user())
-        if not self.wait_until(lambda: number in self._state.faults.faults, _CONNECT):
-            raise WaitTimeout(f"job {self.name!r}: the log did not show fault {number} within {_CONNECT:g} s")
-        return FaultHandle(self, number)
+        return FaultHandle(self, self._call("inject", timeout, fault=msgspec.to_builtins(fault), hidden=hidden, by=_user()))
 
     def schedule(self, schedule: Schedule, timeout: float | None = None) -> ScheduleHandle:
         """Order faults by a schedule, e.g. ``job.schedule(EveryNSteps(5, Kill("rollout")))``. Raises as `inject` does."""
@@ -322,15 +319,9 @@ class Job:
             return self._client
 
     def _call(self, verb: str, timeout: float | None, **args: Any) -> Any:
+        """The host's answer; all that it wrote to the log before answering has been read when this returns."""
         timeout = self.config.deadlines.call if timeout is None else _seconds(timeout)
         return self._client_now().call(verb, timeout, **args)
-
-    def _handle_of(self, role: str) -> RoleHandle:
-        """Once this side's reading of the log has come to the role's start."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: role in self._state.roles or self.over, _CONNECT):
-                raise WaitTimeout(f"job {self.name!r}: the log did not show the start of {role} within {_CONNECT:g} s")
-        return self.roles[role]
 
     def _copied_model(self, target: Path) -> bool:
         """Whether the model that the host saved at the end of the job is now at ``target``."""
@@ -480,10 +471,7 @@ class LiveRecovery:
     def _set(self, field: str, value: str, allowed: tuple[str, ...]) -> None:
         if value not in allowed:
             raise ConfigError(f"recovery.{field}", value, f"must be one of {', '.join(allowed)}")
-        job, name = self._job, f"recovery_{field}"
-        job._call("set_recovery", None, **{field: value})
-        with job._changed:  # what was set can be read
-            job._changed.wait_for(lambda: getattr(job._state, name) == value or job.over, _CONNECT)
+        self._job._call("set_recovery", None, **{field: value})
 
     def __repr__(self) -> str:
         return f"mode {self.mode}, standbys {self.standbys}"

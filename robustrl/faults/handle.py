@@ -71,7 +71,6 @@ class FaultHandle:
     def reveal(self, guess: str = "", timeout: float | None = None) -> FaultHandle:
         """Show a hidden fault, to everyone; ``guess``, what you take it for, is kept in the log beside it."""
         self._job._call("reveal_fault", timeout, fault=self.number, guess=guess)
-        self._job.wait_until(lambda: not self._raw().masked, PATIENCE)
         return self
 
     def _raw(self) -> FaultView:

@@ -37,7 +37,7 @@ from .lives import Lives
 from .processes import ProcessId, is_alive, kill_marked, wait_exit
 from .restarting import Restarting
 from .role import OWN_CLOCK, OWN_GAP, within
-from .serving import Serving
+from .serving import Outbox, Serving
 
 log = logging.getLogger("host")
 _RUN_DEADLINE = 30 * 24 * 3600.0
@@ -59,7 +59,7 @@ class Host:
         self._cluster_up = False
         self._turned = time.monotonic()
         """When this process last showed that it runs."""
-        self.lines: list[asyncio.Queue[bytes | None]] = []
+        self.outboxes: list[Outbox] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self.cluster: Cluster | None = None
         self.closing = False
@@ -99,8 +99,8 @@ class Host:
             return
         self.state.apply(entry)
         line = ev.encoder.encode(entry)
-        for subscriber in self.lines:
-            subscriber.put_nowait(line)
+        for outbox in self.outboxes:
+            outbox.put_nowait(line)
         self.injector.feed()
         match entry.event:
             case ev.EndDecided() as verdict if not self.end.done():
@@ -282,8 +282,8 @@ class Host:
         for task in list(self._tasks):
             task.cancel()
         self._close_log(verdict)
-        for queue in self.lines:
-            queue.put_nowait(None)
+        for outbox in self.outboxes:
+            outbox.put_nowait(None)
         if self.config.address:
             await self._clean_other_machines()
         await asyncio.to_thread(self._remove_all)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("host")
 _DIGESTS = 64
 """Versions whose digest is told to a state keeper in a later life."""
+Outbox = asyncio.Queue[bytes | wire.Result | None]
+"""What a reader of the log has yet to be sent: lines, and answers among them; None after the last line."""
 
 
 class Serving:
@@ -29,7 +31,9 @@ class Serving:
         self._host, self._lives = host, host.lives
 
     async def serve(self, hello: wire.Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until the peer leaves. One that also reads the log gets an answer after all lines written before it."""
         streams: list[asyncio.Task[None]] = []
+        outbox: Outbox | None = None
         try:
             while message := await wire.read_message(reader):
                 match message:
@@ -37,9 +41,10 @@ class Serving:
                         if ack := self.take_events(events):
                             wire.write_message(writer, ack)
                     case wire.Subscribe(after=after):
-                        streams.append(asyncio.create_task(self._stream(after, writer)))
+                        outbox = asyncio.Queue()
+                        streams.append(asyncio.create_task(self._stream(after, outbox, writer)))
                     case wire.Call():
-                        self._host.spawn(self._answer(message, writer))
+                        self._host.spawn(self._answer(message, outbox, writer))
         except (ConnectionError, RobustRLError) as error:
             log.info("a %s left: %s", hello.kind, error)
         finally:
@@ -56,30 +61,37 @@ class Serving:
         last = batch[-1]
         return wire.Ack(last.source, last.incarnation, self._host.event_log.acknowledged(last.source, last.incarnation))
 
-    async def _stream(self, after: int, writer: asyncio.StreamWriter) -> None:
+    async def _stream(self, after: int, outbox: Outbox, writer: asyncio.StreamWriter) -> None:
         """History from the file, then each line as it is written; one message for all that is ready."""
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         history = self._host.event_log.path.read_bytes().splitlines()[after:]
-        self._host.lines.append(queue)
+        self._host.outboxes.append(outbox)
         try:
             for start in range(0, len(history), 1000):
                 wire.write_message(writer, wire.Entries(history[start : start + 1000]))
                 await writer.drain()
-            while (line := await queue.get()) is not None:
-                lines = [line]
-                while not queue.empty() and len(lines) < 1000:
-                    if (more := queue.get_nowait()) is None:
-                        wire.write_message(writer, wire.Entries(lines))
-                        return
-                    lines.append(more)
-                wire.write_message(writer, wire.Entries(lines))
+            while (item := await outbox.get()) is not None:
+                lines: list[bytes] = []
+                while isinstance(item, bytes):
+                    lines.append(item)
+                    if len(lines) == 1000 or outbox.empty():
+                        break
+                    item = outbox.get_nowait()
+                if lines:
+                    wire.write_message(writer, wire.Entries(lines))
+                if item is None:
+                    return
+                if isinstance(item, wire.Result):
+                    wire.write_message(writer, item)
                 await writer.drain()
         except ConnectionError:
             pass  # the reader's side of this connection sees the same and says so
         finally:
-            self._host.lines.remove(queue)
+            self._host.outboxes.remove(outbox)
+            while not outbox.empty():
+                if isinstance(item := outbox.get_nowait(), wire.Result):
+                    wire.write_message(writer, item)
 
-    async def _answer(self, call: wire.Call, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, call: wire.Call, outbox: Outbox | None, writer: asyncio.StreamWriter) -> None:
         try:
             verb = self._VERBS.get(call.verb)
             if verb is None:
@@ -87,7 +99,11 @@ class Serving:
             result = wire.Result(call.id, await verb(self, **call.args))
         except Exception as error:  # whatever a verb raises is the caller's to see
             result = wire.Result(call.id, error=wire.Failure.of(error))
-        wire.write_message(writer, result)
+        if any(outbox is one for one in self._host.outboxes):
+            assert outbox is not None
+            outbox.put_nowait(result)
+        else:
+            wire.write_message(writer, result)
 
     # -- verbs ---
 

@@ -16,7 +16,7 @@ from robustrl.config import JobConfig
 from robustrl.core import events as ev
 from robustrl.core.lifecycle import FAILED
 from robustrl.core.run_state import RunState
-from robustrl.runtime import serving
+from robustrl.runtime import serving, wire
 from robustrl.runtime.event_log import EventLog, LogError, audit_run
 from robustrl.runtime.host import Host
 from robustrl.runtime.injecting import Injector
@@ -39,7 +39,7 @@ class _FullDisk(EventLog):
 def _host(run_dir: Path) -> Host:
     host = Host.__new__(Host)
     host.run_dir, host._reserve, host.config, host.state = run_dir, run_dir / "reserve", JobConfig(profile="class"), RunState()
-    host.lines, host._tasks, host.closing, host._turned = [], set(), False, time.monotonic()
+    host.outboxes, host._tasks, host.closing, host._turned = [], set(), False, time.monotonic()
     host.lives = Lives(host)
     host.restarting, host.serving, host.injector = Restarting(host), Serving(host), Injector(host)
     host.event_log = _FullDisk(run_dir / "events.jsonl", time.monotonic)
@@ -76,3 +76,43 @@ def test_whatever_the_roles_ask_for_is_a_verb_of_the_host() -> None:
     sources = Path(serving.__file__).parent.glob("*.py")
     asked = {verb for path in sources for verb in re.findall(r'ask_host\(\s*"(\w+)"', path.read_text())}
     assert asked and asked <= set(Serving._VERBS)
+
+
+@pytest.mark.parametrize("history", [0, 2500])
+def test_what_a_call_did_has_been_read_when_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: int) -> None:
+    """A reader of the log that also calls: the answer comes after every line written before it, with a long history as well."""
+
+    async def note(serving: Serving, text: str) -> int:
+        serving._host.record(ev.WarningRaised(text=text))
+        return serving._host.event_log.seq
+
+    async def close(serving: Serving) -> str:
+        """As `Host._finish` does: the last line, then none; what is still to be answered is answered."""
+        for outbox in serving._host.outboxes:
+            outbox.put_nowait(None)
+        return "closed"
+
+    monkeypatch.setitem(Serving._VERBS, "note", note)
+    monkeypatch.setitem(Serving._VERBS, "close", close)
+
+    def talk(address: str) -> None:
+        seen: list[int] = []
+        client = wire.HostClient(address)
+        client.subscribe(lambda lines: seen.extend(ev.entry_decoder.decode(line).seq for line in lines))
+        for number in range(20):
+            seq = client.call("note", 5.0, text=f"note {number}")
+            assert seen == list(range(1, seq + 1))
+        assert client.call("close", 5.0) == "closed"
+        assert wire.HostClient(address).call("note", 5.0, text="of one who does not read") == seq + 1
+        client.close()
+
+    async def scenario() -> None:
+        host = _host(tmp_path)
+        host.spawn = asyncio.ensure_future  # type: ignore[method-assign, assignment]
+        for number in range(history):
+            host.record(ev.WarningRaised(text=f"line {number}"))
+        server = await wire.listen(f"unix:{tmp_path}/socket", host.serving.serve)
+        await asyncio.wait_for(asyncio.to_thread(talk, f"unix:{tmp_path}/socket"), 20)
+        server.close()
+
+    asyncio.run(scenario())
