@@ -15,10 +15,10 @@ def test_what_a_dead_manager_was_waiting_for_goes_to_its_successor() -> None:
         rollout._out, rollout._unacknowledged, rollout._version = asyncio.Queue(), {}, 3
         rollout._loop, rollout._in_tool, rollout._live = asyncio.get_running_loop(), {}, {7: None}
         rollout._commands = SimpleNamespace(put=lambda command: command())
-        dead = asyncio.create_task(rollout.collect(5.0, []))
+        dead = asyncio.create_task(rollout.collect(0.3, []))
         await asyncio.sleep(0)
         assert await rollout.reclaim() == (3, [], [], [7])
-        living = asyncio.create_task(rollout.collect(5.0, []))
+        living = asyncio.create_task(rollout.collect(0.3, []))
         await asyncio.sleep(0)
         rollout._posted("finished", (7, b"body"))
         assert await living == (3, [(7, b"body")], [])
