@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -23,10 +23,10 @@ import msgspec
 from .config import JobConfig
 from .core import events as ev
 from .core.accounting import Account, account
-from .core.recovery import MODES, STANDBYS
-from .core.run_state import RoleView, RunState
-from .core.thresholds import Thresholds
+from .core.run_state import RunState
 from .errors import ConfigError, HostGone, JobFailed, RobustRLError, WaitTimeout
+from .live_settings import LiveRecovery, LiveThresholds
+from .role_handles import RoleHandle, Roles, tail
 from .runtime import processes, wire
 from .runtime.registry import JobEntry
 from .tables import Events, RecoveryTable, Table, recoveries, trajectories
@@ -397,7 +397,7 @@ class Job:
         path = self.run_dir / "host-error.json"
         if path.exists():
             return msgspec.json.decode(path.read_bytes(), type=wire.Failure).error()
-        lines = _tail(self.run_dir / "logs" / "host.log", _LOG_LINES)
+        lines = tail(self.run_dir / "logs" / "host.log", _LOG_LINES)
         text = "".join(f"\n  | {line}" for line in lines)
         return JobFailed(f"job {self.name!r} failed: its host (process {self._entry.host_pid}) ended without a closing record{text}")
 
@@ -440,179 +440,6 @@ class AsyncJob:
         await asyncio.to_thread(self._job.stop, timeout)
 
 
-class LiveRecovery:
-    """How a live job recovers; reading shows what is in force, setting checks and applies. Raises ConfigError.
-
-    ``mode``: observe (verdicts only), isolated (the failed role alone) or full (everything, the usual baseline). ``standbys``: warm (a warm
-    process takes over, where there is one) or cold.
-    """
-
-    __slots__ = ("_job",)
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    @property
-    def mode(self) -> str:
-        return self._job._state.recovery_mode
-
-    @mode.setter
-    def mode(self, mode: str) -> None:
-        self._set("mode", mode, MODES)
-
-    @property
-    def standbys(self) -> str:
-        return self._job._state.recovery_standbys
-
-    @standbys.setter
-    def standbys(self, standbys: str) -> None:
-        self._set("standbys", standbys, STANDBYS)
-
-    def _set(self, field: str, value: str, allowed: tuple[str, ...]) -> None:
-        if value not in allowed:
-            raise ConfigError(f"recovery.{field}", value, f"must be one of {', '.join(allowed)}")
-        self._job._call("set_recovery", None, **{field: value})
-
-    def __repr__(self) -> str:
-        return f"mode {self.mode}, standbys {self.standbys}"
-
-
-class LiveThresholds:
-    """Sections of the thresholds of a live job; reading shows what is in force, setting checks and applies. Raises ConfigError."""
-
-    def __init__(self, job: Job, section: str = "") -> None:
-        object.__setattr__(self, "_job", job)
-        object.__setattr__(self, "_section", section)
-
-    @property
-    def now(self) -> Thresholds:
-        """What is in force."""
-        with self._job._changed:
-            return Thresholds.from_dict(self._job._state.thresholds)
-
-    def update(self, changes: Mapping[str, Any]) -> None:
-        """Several at once, by path (``{"rollout.no_tokens": "3s"}``): all of them, or none."""
-        self.now.updated(changes)  # raises here what the host would raise
-        self._job._call("set_thresholds", None, changes=dict(changes))
-
-    def __getattr__(self, name: str) -> Any:
-        if self._section:
-            return self.now.get(f"{self._section}.{name}")
-        if name not in Thresholds.__struct_fields__:
-            raise AttributeError(f"thresholds have no section {name!r}; there are {', '.join(Thresholds.__struct_fields__)}")
-        return LiveThresholds(self._job, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self.update({f"{self._section}.{name}" if self._section else name: value})
-
-    def __dir__(self) -> list[str]:
-        if self._section:
-            return [*type(getattr(self.now, self._section)).__struct_fields__]
-        return [*Thresholds.__struct_fields__, "update", "now"]
-
-    def __repr__(self) -> str:
-        items = [(path, value) for path, value in self.now.items() if path.startswith(f"{self._section}." if self._section else "")]
-        return "\n".join(f"{path:26} {value}" for path, value in items)
-
-
-class RoleHandle:
-    """One role of a job, whatever life it is in; what it shows is as fresh as the log."""
-
-    def __init__(self, job: Job, name: str) -> None:
-        self._job, self.name = job, name
-
-    @property
-    def _view(self) -> RoleView:
-        return self._job._state.roles[self.name]
-
-    @property
-    def state(self) -> str:
-        return str(self._view.state)
-
-    @property
-    def phase(self) -> str:
-        """Empty before its first sample."""
-        return self._view.phase
-
-    @property
-    def incarnation(self) -> int:
-        return self._view.incarnation
-
-    @property
-    def version(self) -> int:
-        """Weight version it works with; -1: none."""
-        return self._view.version
-
-    @property
-    def node(self) -> str:
-        return self._view.node
-
-    @property
-    def pid(self) -> int:
-        return self._view.pid
-
-    @property
-    def progress(self) -> int:
-        """Trainer: micro-batches done; rollout: tokens generated; others: requests handled."""
-        return self._view.progress
-
-    def kill(self) -> int:
-        """SIGKILL to its process; returns the pid. Raises RobustRLError, HostGone."""
-        return int(self._job._call("signal", None, role=self.name, signal="kill"))
-
-    def hang(self, seconds: float = 0.0) -> int:
-        """SIGSTOP to its process, which after ``seconds`` goes on; 0: never by itself. Returns the pid."""
-        if not 0 <= seconds < float("inf"):
-            raise ConfigError("seconds", seconds, "must be finite and not negative; 0: for good")
-        return int(self._job._call("signal", None, role=self.name, signal="hang", seconds=float(seconds)))
-
-    def restart(self) -> int:
-        """End this life and begin the next one, as a recovery would; returns the incarnation that ends. Raises JobFailed, HostGone."""
-        return int(self._job._call("order", None, role=self.name, action="restart"))
-
-    def drain(self) -> int:
-        """A rollout: its unfinished work goes to others, it gets no more, and it ends; `restart` brings it back. Returns the incarnation
-        that ends. Raises ConfigError for other roles, JobFailed for the last rollout that serves.
-        """
-        return int(self._job._call("order", None, role=self.name, action="drain"))
-
-    def logs(self, lines: int = 50) -> list[str]:
-        """Last lines of the log of its present life."""
-        if not self._job.over:
-            with contextlib.suppress(HostGone):  # it ends just now: the file is there
-                found: list[str] = self._job._call("logs", None, role=self.name, lines=lines)
-                return found
-        return _tail(self._job.run_dir / "logs" / f"{self.name}.{self.incarnation}.log", lines)
-
-    def __repr__(self) -> str:
-        return (f"<{self.name} {self.state}, {self.phase or 'no phase yet'}, version {self.version}, incarnation {self.incarnation}, "
-                f"{self.node}, pid {self.pid}>")
-
-
-class Roles(Mapping[str, RoleHandle]):
-    """The roles that have been started so far, by name."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def __getitem__(self, name: str) -> RoleHandle:
-        if name not in self._job._state.roles:
-            raise KeyError(f"{name!r}: this job has {', '.join(self) or 'no roles yet'}")
-        return RoleHandle(self._job, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(list(self._job._state.roles))
-
-    def __len__(self) -> int:
-        return len(self._job._state.roles)
-
-    def _ipython_key_completions_(self) -> list[str]:
-        return list(self)
-
-    def __repr__(self) -> str:
-        return "\n".join(map(repr, self.values())) or "<no roles yet>"
-
-
 def _user() -> str:
     return f"user {os.getuid()}, process {os.getpid()}"
 
@@ -622,7 +449,3 @@ def _seconds(timeout: float) -> float:
     if not timeout >= 0:
         raise ConfigError("timeout", timeout, "must be seconds, 0 or more")
     return min(timeout, threading.TIMEOUT_MAX)
-
-
-def _tail(path: Path, lines: int) -> list[str]:
-    return path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else []
