@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from robustrl.config import JobConfig
-from robustrl.core import audit_faults, audit_roles, audit_trajectories, audit_weights
+from robustrl.core import audit_counts, audit_faults, audit_roles, audit_trajectories, audit_weights
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log, Rule, some
 from robustrl.core.roles import RoleState
@@ -160,13 +160,18 @@ def _evaluations(log: Log) -> Found:
 
 
 def _emitters(log: Log) -> Found:
-    """Each life of each source numbers its events from 1, without gaps or doubles."""
-    last: Counter[tuple[str, int]] = Counter()
+    """Each life of each source numbers its events from 1, without gaps or doubles, and its clock goes on between two of them."""
+    last: dict[tuple[str, int], ev.Entry] = {}
     for entry in log.entries:
-        key = entry.source, entry.incarnation
-        if entry.n != last[key] + 1:
-            yield entry.seq, f"{entry.source} incarnation {entry.incarnation}: event {entry.n} follows event {last[key]}"
-        last[key] = entry.n
+        key, life = (entry.source, entry.incarnation), f"{entry.source} incarnation {entry.incarnation}"
+        before = last.get(key)
+        if entry.n != (due := before.n + 1 if before else 1):
+            yield entry.seq, f"{life}: event {entry.n} follows event {due - 1}"
+        if before and entry.at < before.at:
+            yield entry.seq, f"{life}: its clock said {before.at:.6f}, and then {entry.at:.6f}"
+        if before and (entry.at, entry.event) == (before.at, before.event):
+            yield entry.seq, f"{life}: the same event as the one before, at the same moment"
+        last[key] = entry
 
 
 RULES: dict[str, Rule] = {
@@ -185,10 +190,15 @@ RULES: dict[str, Rule] = {
     "pulls": audit_weights.pulls,
     "staleness": audit_trajectories.staleness,
     "serving": audit_weights.serving,
+    "transfers": audit_weights.transfers,
+    "copies": audit_counts.copies,
     "metrics": _metrics,
     "evaluations": _evaluations,
     "roles": audit_roles.roles,
     "recoveries": audit_roles.recoveries,
+    "samples": audit_counts.samples,
+    "journalled": audit_counts.journalled,
+    "settings": audit_counts.settings,
     "emitters": _emitters,
     "faults": audit_faults.faults,
     "verdicts": audit_faults.verdicts,

@@ -78,6 +78,43 @@ def pulls(log: Log) -> Found:
                     yield entry.seq, f"{role} was seen to run on version {version}, which it never committed"
 
 
+def transfers(log: Log) -> Found:
+    """Each pull has a lease of its own, is of a version newer than what that life runs on, as large as announced, and only comes nearer."""
+    sizes: dict[int, set[int]] = defaultdict(set)
+    for _, announced in log.all(ev.VersionAnnounced):
+        sizes[announced.version].add(announced.bytes)
+    leases: set[int] = set()
+    runs: dict[tuple[str, int], int] = {}
+    begun: dict[tuple[str, int], tuple[int, set[str]]] = {}
+    """Life -> the version that it pulls, and from whom it does."""
+    done: dict[tuple[str, int], int] = {}
+    for entry in log.entries:
+        life, event = (entry.source, entry.incarnation), entry.event
+        if isinstance(event, ev.PullStarted | ev.PullProgress | ev.PullCommitted) and event.target != entry.source:
+            yield entry.seq, f"{entry.source} told of a pull of {event.target}"
+        if isinstance(event, ev.PullStarted | ev.PullProgress) and event.bytes not in (size := sizes[event.version]) and size:
+            yield entry.seq, f"{event.target} pulls {event.bytes} bytes of version {event.version}, which has {min(size)}"
+        match event:
+            case ev.PullStarted():
+                if event.lease and event.lease in leases:
+                    yield entry.seq, f"{event.target} pulls version {event.version} under lease {event.lease}, which was used before"
+                leases.add(event.lease)
+                if event.version <= runs.get(life, -1):
+                    yield entry.seq, f"{event.target} pulls version {event.version}, and runs on version {runs[life]}"
+                if life not in begun or begun[life][0] != event.version:
+                    begun[life], done[life] = (event.version, set()), 0
+                begun[life][1].add(event.source)
+            case ev.PullProgress():
+                version, sources = begun.get(life, (-1, set()))
+                if event.version != version or event.source not in sources:
+                    yield entry.seq, f"{event.target} got bytes of version {event.version} from {event.source}, and had not begun that pull"
+                elif not done[life] <= event.done <= event.bytes:
+                    yield entry.seq, f"{event.target} had {done[life]} of {event.bytes} bytes of version {version}, and then {event.done}"
+                done[life] = event.done
+            case ev.PullCommitted():
+                runs[life] = event.version
+
+
 def serving(log: Log) -> Found:
     """Only a life that holds a version serves it on or generates with it: no stale role, and none that is gone."""
     hold: dict[tuple[str, int], set[int]] = defaultdict(set)

@@ -276,13 +276,17 @@ class VersionAnnounced(_Event, tag="version_announced"):
     """``ip:port`` of the holder's weight server."""
 
 
-class PullStarted(_Event, tag="pull_started"):
+class PullStarted(_Event, tag="pull_started", omit_defaults=True):
+    """``omit_defaults``: the chain of a log that was written before ``lease`` was added stays whole."""
+
     source: str
     source_incarnation: int
     target: str
     version: int
     bytes: int
     transport: str
+    lease: int = 0
+    """Number of the right under which it is done, each given once in a run; 0: not known."""
 
 
 class PullProgress(_Event, tag="pull_progress"):

@@ -130,7 +130,7 @@ class Source:
                     reason = f"not part of version {manifest.version}"
                     self._on_event(PullDiscarded(target=self._role, version=known.version, bytes=lost, reason=reason))
         self._on_event(PullStarted(source=lease.source, source_incarnation=lease.incarnation, target=self._role, version=lease.version,
-                                   bytes=self._manifest.nbytes, transport=self.transport))
+                                   bytes=self._manifest.nbytes, transport=self.transport, lease=lease.id))
 
     @property
     def _manifest(self) -> Manifest:

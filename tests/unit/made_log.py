@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from robustrl.config import JobConfig
 from robustrl.core import events as ev
 from robustrl.core.roles import RoleId, RoleState
 from robustrl.core.run_state import RunState
+from robustrl.core.thresholds import Thresholds
 
 
 class Writer:
@@ -30,13 +32,14 @@ class Writer:
 
 
 def forge(entries: Iterable[ev.Entry]) -> list[ev.Entry]:
-    """The entries as a forger leaves them: numbered anew, by place and by source, and chained anew."""
+    """The entries as a careful forger leaves them: numbered anew, by place and by source, with times that fit, and chained anew."""
     forged: list[ev.Entry] = []
     numbers: Counter[tuple[str, int]] = Counter()
     chain = ev.GENESIS
     for seq, entry in enumerate(entries, 1):
         numbers[entry.source, entry.incarnation] += 1
-        entry = msgspec.structs.replace(entry, seq=seq, t=100 + seq * 0.01, n=numbers[entry.source, entry.incarnation])
+        number = numbers[entry.source, entry.incarnation]
+        entry = msgspec.structs.replace(entry, seq=seq, t=100 + seq * 0.01, at=50 + seq * 0.01, n=number)
         forged.append(ev.seal(entry, chain)[0])
         chain = forged[-1].chain
     return forged
@@ -58,7 +61,8 @@ def made_log(
     seed: int = 0,
 ) -> list[ev.Entry]:
     """``drop``: the first sample of batch 2 cannot be rated. A ``status`` other than done ends the run in the middle of the last step."""
-    config = JobConfig(steps=steps, prompts_per_step=prompts, samples_per_prompt=samples, rollouts=rollouts, staleness=staleness)
+    shape = {"prompts_per_step": prompts, "samples_per_prompt": samples, "rollouts": rollouts, "staleness": staleness}
+    config = JobConfig(steps=steps, thresholds="lab", **shape)
     dice = random.Random(seed)
     log = Writer()
     write = log.write
@@ -68,6 +72,9 @@ def made_log(
             schema=ev.SCHEMA, run="run-1", name="job", wall=1e9, host_pid=10, config=msgspec.to_builtins(config), machine={"cores": 2}
         ),
     )
+    thresholds = Thresholds.named(config.thresholds)
+    write("host", ev.ThresholdsChanged(thresholds=thresholds.to_dict(), changes={}))
+    write("host", config.first_recovery())
     names = ["supervisor", "task_runner", "rollout_manager", "request_manager", "agent_worker-0", "trainer-0", "state_keeper-0"]
     names += [f"rollout-{i}" for i in range(rollouts)]
     write(
@@ -94,7 +101,7 @@ def made_log(
                 step=step,
                 version=step,
                 digest=digest(step),
-                snapshot_digest="s",
+                snapshot_digest=f"s{step}",
                 consumed=consumed,
                 batch=step,
                 bytes=3000,
@@ -109,10 +116,25 @@ def made_log(
             ),
         )
 
+        write(
+            "trainer-0",
+            ev.SnapshotCopied(step=step, source="trainer-0", holder="disk", digest=f"s{step}", bytes=3000, seconds=0.1),
+        )
+
+    leases = itertools.count(1)
+
     def pull(rollout: str, version: int) -> None:
         write(
             rollout,
-            ev.PullStarted(source="state_keeper-0", source_incarnation=1, target=rollout, version=version, bytes=1000, transport="posix"),
+            ev.PullStarted(
+                source="state_keeper-0",
+                source_incarnation=1,
+                target=rollout,
+                version=version,
+                bytes=1000,
+                transport="posix",
+                lease=next(leases),
+            ),
         )
         write(rollout, ev.PullProgress(source="state_keeper-0", target=rollout, version=version, done=500, bytes=1000, transport="posix"))
         write(
@@ -167,9 +189,10 @@ def made_log(
                     step=batch,
                     version=newest,
                     loop_age=0.01,
-                    cpu=1.0,
+                    cpu=0.01 * progress[rollout],
                 ),
             )
+            write("request_manager", ev.TokensJournalled(role=rollout, incarnation=1, tokens=progress[rollout]))
             write(
                 "request_manager",
                 ev.TrajectoriesFinished(
@@ -208,6 +231,9 @@ def made_log(
         if step == 1:
             write("task_runner", ev.Paused(step=1))
             write("task_runner", ev.Resumed(step=1))
+            changed = thresholds.updated({"rollout.grace": thresholds.rollout.grace + 1})
+            write("host", ev.ThresholdsChanged(thresholds=changed.to_dict(), changes=thresholds.changes(changed)))
+            write("host", ev.RecoverySettings(mode="full", standbys="cold"))
     if status == "done":
         write("task_runner", ev.EvaluationDone(version=steps, prompts=8, accuracy=0.9, samples=[]))
     write("supervisor", ev.EndDecided(status=status, reason="it was time"))

@@ -105,6 +105,12 @@ DOUBLED = [
     (ev.RoleStateChanged, None, "roles"),
     (ev.EvaluationDone, None, "evaluations"),
     (ev.NodeStarted, None, "roles"),
+    (ev.PullStarted, of_version_2, "transfers"),
+    (ev.SnapshotCopied, of_step_2, "copies"),
+    (ev.TokensJournalled, None, "journalled"),
+    (ev.ThresholdsChanged, None, "settings"),
+    (ev.ThresholdsChanged, lambda event: event.changes, "settings"),
+    (ev.RecoverySettings, None, "settings"),
 ]
 
 
@@ -158,6 +164,35 @@ ALTERED = [
     (ev.RoleStateChanged, {"new": "healthy"}, lambda event: event.new == "stale", "roles"),
     (ev.RoleStateChanged, {"old": "failed"}, None, "roles"),
     (ev.RoleStateChanged, {"new": "splendid"}, None, "roles"),
+    (ev.PullStarted, {"lease": lambda lease: lease - 1}, of_version_2, "transfers"),
+    (ev.PullStarted, {"bytes": 999}, of_version_2, "transfers"),
+    (ev.PullStarted, {"target": "rollout-9"}, of_version_2, "pulls"),
+    (ev.PullProgress, {"version": 1}, of_version_2, "transfers"),
+    (ev.PullProgress, {"source": "rollout-0"}, of_version_2, "transfers"),
+    (ev.PullProgress, {"done": 1001}, of_version_2, "transfers"),
+    (ev.PullProgress, {"bytes": 5000}, of_version_2, "transfers"),
+    (ev.PullProgress, {"target": "rollout-9"}, of_version_2, "transfers"),
+    (ev.SnapshotCopied, {"step": 9}, of_step_2, "copies"),
+    (ev.SnapshotCopied, {"step": 1}, of_step_2, "copies"),
+    (ev.SnapshotCopied, {"digest": "other"}, of_step_2, "copies"),
+    (ev.SnapshotCopied, {"bytes": 1}, of_step_2, "copies"),
+    (ev.SnapshotCopied, {"holder": "state_keeper-9"}, of_step_2, "copies"),
+    (ev.SnapshotCopied, {"source": "trainer-9"}, of_step_2, "copies"),
+    (ev.TokensJournalled, {"tokens": 10**6}, None, "journalled"),
+    (ev.TokensJournalled, {"incarnation": 2}, None, "journalled"),
+    (ev.TokensJournalled, {"role": "trainer-0"}, None, "journalled"),
+    (ev.RoleSample, {"cpu": 1e6}, None, "samples"),
+    (ev.RoleSample, {"progress": 10**6}, None, "samples"),
+    (ev.RoleSample, {"version": 2}, None, "samples"),
+    (ev.RoleSample, {"incarnation": 2}, None, "samples"),
+    (ev.RoleSample, {"phase": "train"}, None, "samples"),
+    (ev.ThresholdsChanged, {"thresholds": lambda all: all | {"node": {"silent": 0.0}}}, None, "settings"),
+    (ev.ThresholdsChanged, {"thresholds": lambda all: all | {"node": {"silent": 31.0}}}, None, "settings"),
+    (ev.ThresholdsChanged, {"changes": {}}, lambda event: event.changes, "settings"),
+    (ev.ThresholdsChanged, {"changes": {"node.silent": [30.0, 31.0]}}, None, "settings"),
+    (ev.RecoverySettings, {"mode": "splendid"}, None, "settings"),
+    (ev.RecoverySettings, {"mode": "observe"}, None, "settings"),
+    (ev.RecoverySettings, {"mode": "isolated"}, lambda event: event.mode == "full", "settings"),
 ]
 
 
@@ -211,6 +246,42 @@ def test_sequence_and_time() -> None:
     entries = made_log()
     assert rules(chained(entries[:20] + entries[21:]))[0] == "sequence"
     assert rules(chained([*entries[:20], replace(entries[20], t=1.0), *entries[21:]])) == ["sequence"]
+
+
+@pytest.mark.parametrize("kind", sorted({type(entry.event) for entry in made_log()}, key=lambda kind: kind.__name__))
+def test_any_event_doubled_with_its_own_time_is_seen(kind: type) -> None:
+    entries = made_log()
+    i = first(entries, kind)
+    forged = forge([*entries[: i + 1], *entries[i:]])
+    forged[i + 1] = replace(forged[i + 1], at=forged[i].at)
+    assert "emitters" in rules(chained(forged))
+
+
+def test_an_emitters_clock_goes_on() -> None:
+    entries = made_log()
+    i = first(entries, ev.StepMetrics)
+    assert rules(chained([*entries[:i], replace(entries[i], at=1.0), *entries[i + 1 :]])) == ["emitters"]
+
+
+def test_what_a_restored_state_claims_is_compared_with_what_was_committed() -> None:
+    entries = made_log()
+    i = first(entries, ev.OptimizerStepCommitted, of_step_2) + 1
+
+    def restored(step: int, digest: str) -> list[str]:
+        event = ev.SnapshotRestored(role="trainer-0", incarnation=1, step=step, source="local", digest=digest, seconds=0.1)
+        entry = replace(entries[i], source="trainer-0", event=event)
+        return rules(forge([*entries[:i], entry, *entries[i:]]))
+
+    assert [restored(2, "s2"), restored(2, "s1"), restored(9, "s9")] == [[], ["copies"], ["copies"]]
+
+
+def test_more_tokens_journalled_than_a_life_has_generated() -> None:
+    entries = made_log(rollouts=1)
+    i = max(i for i, entry in enumerate(entries) if isinstance(entry.event, ev.TokensJournalled))
+    entries[i] = replace(entries[i], event=replace(entries[i].event, tokens=1000))
+    for progress, found in ((1000, []), (-1, []), (990, []), (900, ["journalled"])):
+        gone = ev.ProcessExited(role="rollout-0", incarnation=1, pid=1, cause="pidfd", last_lines=[], progress=progress)
+        assert rules(forge([*entries[:i], replace(entries[i], source="node_agent-0", event=gone), *entries[i:]])) == found
 
 
 def test_numbers_of_an_emitter() -> None:
