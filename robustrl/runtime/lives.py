@@ -248,7 +248,11 @@ class Lives:
             if role == "supervisor":
                 self._host.restarting.replace_supervisor(spec.incarnation, pid, type(error).__name__)
                 return
-            await asyncio.sleep(_DEATH_WORD)
+            if role.startswith(RoleKind.NODE_AGENT) and self._host.config.address is None:
+                if spec.node in await asyncio.to_thread(self._host.cluster.lost):  # type: ignore[union-attr]
+                    return  # it went with its node, which is said elsewhere
+            else:
+                await asyncio.sleep(_DEATH_WORD)
             view = self._host.state.roles[role]
             if not self._host.closing and view.incarnation == spec.incarnation and not view.exited:
                 self._host.record(

@@ -18,7 +18,7 @@ from ..errors import RobustRLError, WaitTimeout
 from ..faults.hand import Hand
 from ..faults.orders import Order
 from . import registry
-from .processes import ProcessId, is_alive, kill, kill_marked, process_state, read_start_ticks, send_signal, wait_exit
+from .processes import ProcessId, is_alive, is_dying, kill, kill_marked, process_state, read_start_ticks, send_signal, wait_exit
 from .role import Role, RoleSpec
 from .sensors import Sensors
 
@@ -107,8 +107,8 @@ class NodeAgent(Role):
                 raise WaitTimeout(f"{role} (pid {process.pid}): not dead {limit:g} s after SIGKILL; no next life is started beside it")
 
     def _keep_evidence(self, role: str, incarnation: int, process: ProcessId) -> None:
-        """State and Python stack of a process that is about to be killed, in the run directory; of a dead one there is none."""
-        if not is_alive(process):
+        """State and Python stack of a process that is about to be killed, in the run directory; of a dead or dying one there is none."""
+        if not is_alive(process) or is_dying(process.pid):
             return
         folder = Path(self.spec.run_dir, "evidence")
         folder.mkdir(exist_ok=True)

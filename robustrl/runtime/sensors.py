@@ -1,10 +1,11 @@
 """What a node agent does: it watches role processes of its node from outside, by pidfd, /proc and status page. No Ray, no calls to a role.
 
-Promises: the end of a process is reported within milliseconds, once, with the last lines of its log; phase, step and version are sampled
+Promises: the end of a process is reported within some 20 ms, once, with the last lines of its log, and while the kernel is still freeing
+its memory: whoever must know that nothing of it is left waits for that himself (processes.wait_exit). Phase, step and version are sampled
 every ``period`` seconds; what of that is reported is core/sampling.py's to say: changes, limits passed, and a sign of life once a second.
 A process that is stopped (SIGSTOP) is no end; its samples show it, as progress, CPU time and stamp stand still.
 
-One thread; 12 roles at 10 Hz cost 0.2 % of a core. Callbacks run in that thread and must be short.
+One thread. Callbacks run in it and must be short.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from pathlib import Path
 
 from ..core.events import ProcessExited, RoleSample
 from ..core.sampling import Sampler
-from .processes import ProcessId, cpu_seconds, open_pidfd, process_state, read_start_ticks
+from .processes import ProcessId, cpu_seconds, has_let_go, open_memory, open_pidfd, process_state, read_start_ticks
 from .status_page import Status, StatusReader
 
 _FLOOR = 0.05
 """Of a core: what counts as activity until the supervisor says otherwise."""
+_END_LOOK = 0.02
+"""Seconds between two looks for ends that their pidfd does not show yet."""
 _LAST_LINES = 20
 _LAST_BYTES = 16384
 log = logging.getLogger("sensors")
@@ -51,13 +54,18 @@ class Sensors:
             if any((w.role, w.incarnation) == (role, incarnation) for w in self._watched.values()):
                 return
             try:
-                fd = open_pidfd(ProcessId(pid, read_start_ticks(pid)))
+                memory = open_memory(pid)
+                try:
+                    fd = open_pidfd(ProcessId(pid, read_start_ticks(pid)))
+                except ProcessLookupError:
+                    os.close(memory)
+                    raise
             except ProcessLookupError:
                 self._on_exit(ProcessExited(role=role, incarnation=incarnation, pid=pid, cause="had ended before it was watched",
                                             last_lines=_last_lines(log_path)))
                 return
             sampler = Sampler(role, incarnation, self._floor, self._marks.get(role, ()))
-            self._watched[fd] = _Watched(role, incarnation, pid, page_path, log_path, sampler)
+            self._watched[fd] = _Watched(role, incarnation, pid, memory, page_path, log_path, sampler)
             self._epoll.register(fd, select.EPOLLIN)
 
     def configure(self, floor: float, marks: Mapping[str, Iterable[float]]) -> None:
@@ -89,11 +97,12 @@ class Sensors:
     def _run(self) -> None:
         due = time.monotonic()
         while not self._closed:
-            ended = self._epoll.poll(max(0.0, due - time.monotonic()))
+            ended = self._epoll.poll(min(_END_LOOK, max(0.0, due - time.monotonic())))
             with self._lock:
-                for fd, _ in ended:
-                    if fd in self._watched:
-                        self._report_exit(fd)
+                for fd in [fd for fd, _ in ended if fd in self._watched]:
+                    self._report_exit(fd, "pidfd")
+                for fd in [fd for fd, watched in self._watched.items() if has_let_go(watched.memory)]:
+                    self._report_exit(fd, "memory")
                 now = time.monotonic()
                 if now >= due:
                     due = max(due + self.period, now)
@@ -104,12 +113,13 @@ class Sensors:
             self._epoll.close()
             os.close(self._wake)
 
-    def _report_exit(self, fd: int) -> None:
+    def _report_exit(self, fd: int, cause: str) -> None:
+        """``cause``: what showed it; that its memory is given up comes before its pidfd."""
         watched = self._watched[fd]
         progress = watched.last_progress()
         self._drop(fd)
         self._on_exit(ProcessExited(
-            role=watched.role, incarnation=watched.incarnation, pid=watched.pid, cause="pidfd", last_lines=_last_lines(watched.log_path),
+            role=watched.role, incarnation=watched.incarnation, pid=watched.pid, cause=cause, last_lines=_last_lines(watched.log_path),
             progress=progress))
 
     def _sample_all(self, now: float) -> None:
@@ -128,8 +138,9 @@ class Sensors:
 
 
 class _Watched:
-    def __init__(self, role: str, incarnation: int, pid: int, page_path: str, log_path: str, sampler: Sampler) -> None:
+    def __init__(self, role: str, incarnation: int, pid: int, memory: int, page_path: str, log_path: str, sampler: Sampler) -> None:
         self.role, self.incarnation, self.pid, self.page_path, self.log_path = role, incarnation, pid, page_path, log_path
+        self.memory = memory
         self.sampler = sampler
         self.complained = False
         self._reader: StatusReader | None = None
@@ -153,6 +164,7 @@ class _Watched:
         return -1 if status is None or status.torn else status.progress
 
     def close(self) -> None:
+        os.close(self.memory)
         if self._reader is not None:
             self._reader.close()
 

@@ -26,9 +26,28 @@ from .role import OWN_CLOCK, OWN_GAP, Role
 _HELD_BACK = 0.5
 """Seconds that a puller's question waits for the version to be announced."""
 _TICK_ECHO = 0.5
-"""Seconds in which a tick comes back through the log."""
+"""Seconds after which a tick that changed nothing is given again."""
+_NEXT_LOOK = 0.02
+"""Least seconds between two looks at the next deadline."""
 _MARKS_EVERY = 1.0
 _LEASES_PER_LIFE = 10**9
+
+
+class Ticks:
+    """When a tick is due: once for each deadline as it passes, and again for one that still stands after `_TICK_ECHO` seconds. Pure."""
+
+    def __init__(self) -> None:
+        self._given_for: float | None = None
+        self._given = -math.inf
+
+    def look(self, now: float, deadline: float | None) -> tuple[bool, float]:
+        """(whether to give one now, seconds until the next look); both times by the log's clock."""
+        if deadline is None or now < deadline:
+            return False, OWN_CLOCK if deadline is None else min(OWN_CLOCK, max(_NEXT_LOOK, deadline - now))
+        due = deadline != self._given_for or now - self._given >= _TICK_ECHO
+        if due:
+            self._given_for, self._given = deadline, now
+        return due, _NEXT_LOOK
 
 
 class Supervisor(Role):
@@ -97,17 +116,16 @@ class Supervisor(Role):
 
     async def _keep_time(self) -> None:
         """A tick for each deadline that passes while nothing is logged; and a word when this process itself did not run."""
-        last, ticked = time.monotonic(), 0.0
+        last, pause, ticks = time.monotonic(), OWN_CLOCK, Ticks()
         while True:
-            await asyncio.sleep(OWN_CLOCK)
+            await asyncio.sleep(pause)
             now = time.monotonic()
-            if (gap := now - last - OWN_CLOCK) > OWN_GAP:
+            if (gap := now - last - pause) > OWN_GAP:
                 self.emit(ev.ClockGap(seconds=round(gap, 3)))
             last = now
-            deadline = self._detector.next_deadline() if self._live else None
-            if deadline is not None and now - self._behind >= deadline and now - ticked >= _TICK_ECHO:
+            tick, pause = ticks.look(now - self._behind, self._detector.next_deadline() if self._live else None)
+            if tick:
                 self.emit(ev.Tick())
-                ticked = now
 
     def _ask_suspects(self) -> None:
         for beat in self._detector.heartbeats_due():

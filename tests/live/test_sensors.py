@@ -13,6 +13,7 @@ import pytest
 
 from robustrl.core.events import ProcessExited
 from robustrl.core.roles import Phase
+from robustrl.runtime.processes import ProcessId, is_dying, read_start_ticks, wait_exit
 from robustrl.runtime.sensors import Sensors
 from robustrl.runtime.status_page import StatusPage
 
@@ -62,11 +63,28 @@ def test_death_is_reported_at_once_and_once(watch, tmp_path):
         child.kill()
         seen, event = watch.exits.get(timeout=5)
         delays.append(seen - killed)
+        assert event.cause in ("memory", "pidfd")
         assert event == ProcessExited(
-            role="rollout-0", incarnation=incarnation, pid=child.pid, cause="pidfd", last_lines=[f"line {i}" for i in range(80, 100)],
+            role="rollout-0", incarnation=incarnation, pid=child.pid, cause=event.cause, last_lines=[f"line {i}" for i in range(80, 100)],
             progress=0)
     assert sorted(delays)[3] < 0.05, delays  # the median: one core may be taken at the moment of one of them
     assert watch.exits.empty()
+
+
+def test_a_death_is_seen_before_the_kernel_has_freed_a_large_memory(watch, tmp_path):
+    script = "import time; held = bytearray(b'1') * (768 << 20); print(flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-S", "-c", script], stdout=subprocess.PIPE)
+    watch.children.append(child)
+    assert child.stdout is not None and child.stdout.readline() == b"\n"
+    watch.sensors.watch("trainer-0", 1, child.pid, str(tmp_path / "none"))
+    child.kill()
+    _, event = watch.exits.get(timeout=5)
+    assert event.cause == "memory"
+    child.stdout.close()
+    assert wait_exit(ProcessId(child.pid, 0), 0.0), "another process than the one meant"
+    assert wait_exit(ProcessId(child.pid, read_start_ticks(child.pid)), 5.0) and is_dying(child.pid)
+    child.wait(10)
+    assert wait_exit(ProcessId(child.pid, 1), 0.0) and is_dying(child.pid)
 
 
 def test_one_that_died_before_is_reported_too(watch, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from robustrl.core import events as ev
 from robustrl.core.weights import Ask, WeightDirectory
-from robustrl.runtime.supervisor import Supervisor
+from robustrl.runtime.supervisor import Supervisor, Ticks
 
 
 def supervisor() -> Supervisor:
@@ -37,3 +37,21 @@ def test_the_last_word_of_a_dead_role_may_come_after_the_word_of_its_death() -> 
     here._learn_weights(announced(2, incarnation=2))
     lease = here._directory.answer(Ask(puller="rollout-0", incarnation=2), 0.0)
     assert lease is not None and (lease.version, lease.source, lease.incarnation) == (2, "state_keeper-0", 2)
+
+
+def test_each_deadline_has_its_tick_as_it_passes_however_close_they_are() -> None:
+    deadlines, ticks, now, given = [10.0, 10.04, 10.3, 12.0], Ticks(), 9.0, []
+    while now < 12.5:
+        tick, pause = ticks.look(now, deadlines[0] if deadlines else None)
+        assert 0.02 <= pause <= 0.1
+        if tick:
+            given.append(now)
+            deadlines.pop(0)
+        now += pause
+    assert [round(t - due, 6) < 0.025 for t, due in zip(given, (10.0, 10.04, 10.3, 12.0), strict=True)] == [True] * 4
+
+
+def test_a_deadline_that_stands_is_not_ticked_at_every_look() -> None:
+    ticks = Ticks()
+    given = [t for t in range(200) if ticks.look(5.0 + t / 100, 5.0)[0]]
+    assert given == [0, 50, 100, 150]
