@@ -48,6 +48,8 @@ class Detector:
         self._stall_at: float | None = None
         self._stall_known = False
         self._unrecorded: list[ev.Verdict] = []
+        self._of_host: list[ev.Verdict] = []
+        """Verdicts on the judge itself (core/guard.py): a log holds them, so a replay gives them too."""
 
     # -- facts in ---
 
@@ -155,6 +157,9 @@ class Detector:
             case ev.Verdict():
                 if event in self._unrecorded:
                     self._unrecorded.remove(event)
+                elif entry.source == ev.HOST and (life := self._life(event.role, event.incarnation)):
+                    life.failed = True
+                    self._of_host.append(event)
             case ev.EndDecided() | ev.RunEnded():
                 self._over = True
 
@@ -216,7 +221,8 @@ class Detector:
         self._touched.clear()
         verdicts.sort(key=lambda verdict: (verdict.due, verdict.role))
         self._unrecorded += verdicts
-        return verdicts
+        of_host, self._of_host = self._of_host, []
+        return of_host + verdicts
 
     def next_deadline(self) -> float | None:
         """Log time at which something will be due unless an entry says otherwise; None: only an entry can change anything."""

@@ -23,6 +23,7 @@ import msgspec
 
 from ..config import JobConfig
 from ..core import events as ev
+from ..core.guard import Guard
 from ..core.lifecycle import DONE, FAILED, STOPPED
 from ..core.placement import place, plan_nodes
 from ..core.roles import RoleKind
@@ -59,10 +60,13 @@ class Host:
         self._cluster_up = False
         self._turned = time.monotonic()
         """When this process last showed that it runs."""
+        self._ahead = 0.0
+        """The log's clock less this machine's."""
         self.outboxes: list[Outbox] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self.cluster: Cluster | None = None
         self.closing = False
+        self.guard = Guard(Thresholds.named(self.config.thresholds))
         self.lives = Lives(self)
         self.restarting = Restarting(self)
         self.serving = Serving(self)
@@ -98,6 +102,7 @@ class Host:
         if entry is None:
             return
         self.state.apply(entry)
+        self._ahead = entry.t - time.monotonic()
         line = ev.encoder.encode(entry)
         for outbox in self.outboxes:
             outbox.put_nowait(line)
@@ -109,6 +114,12 @@ class Host:
                 self.restarting.carry_out(decided)
             case ev.RoleReady():
                 self.spawn(self.lives.tell_changed())
+        self._condemn_supervisor(self.guard.feed(entry))
+
+    def _condemn_supervisor(self, verdict: ev.Verdict | None) -> None:
+        if verdict is not None and not self.closing:
+            self.record(verdict)
+            self.spawn(self.restarting.end_supervisor(verdict.incarnation))
 
     # -- life ---
 
@@ -143,8 +154,9 @@ class Host:
             for entry in found:
                 self.state.apply(entry)
             self.lives.fresh = self.state.over
-            self.record(ev.RunResumed(wall=time.time(), host_pid=os.getpid()))
             self.thresholds = Thresholds.from_dict(self.state.thresholds)
+            self.guard = Guard(self.thresholds)
+            self.record(ev.RunResumed(wall=time.time(), host_pid=os.getpid()))
             return
         self.record(
             ev.RunStarted(
@@ -193,6 +205,7 @@ class Host:
         while True:
             await asyncio.sleep(OWN_CLOCK)
             self.say_gap()
+            self._condemn_supervisor(self.guard.look(time.monotonic() + self._ahead))
 
     def say_gap(self) -> None:
         """A host that did not run for a while says so before it writes anything of what has come in meanwhile."""

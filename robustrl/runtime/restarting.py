@@ -28,6 +28,8 @@ log = logging.getLogger("host")
 _TRIES = 3
 """Times that a process is started which dies before it can say who it is, or everything that meets a death while it starts."""
 _STOPPED_WITHIN = 5.0
+_LAST_LOOK = 5.0
+"""Seconds for a node agent to keep a stack of the supervisor and kill it."""
 _LOOK = 0.2
 """Seconds between two looks at the cluster's nodes, and between two at whether a node for a waiting role has come."""
 
@@ -79,6 +81,17 @@ class Restarting:
             return
         standby = self._free_standby() if state.recovery_standbys == WARM else ""
         self._host.record(ev.RestartDecided(role="supervisor", incarnation=incarnation, reason=cause, standby=standby))
+
+    async def end_supervisor(self, incarnation: int) -> None:
+        """It was condemned by the host (core/guard.py); what follows is what follows its death."""
+        view = self._host.state.roles["supervisor"]
+        process = ProcessId(view.pid, self._lives.ticks["supervisor"])
+        try:  # the agent keeps a stack of it
+            await self._lives.agent_of(view.node).call("kill", "supervisor", incarnation, deadline=_LAST_LOOK)
+        except (PeerDied, WaitTimeout) as error:
+            log.warning("%s", error)
+            if self._host.config.address is None:  # elsewhere, Ray's word on that node is all there is
+                kill(process)
 
     def _free_standby(self) -> str:
         heavy = self._host.config.standbys or 0

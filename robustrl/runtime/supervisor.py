@@ -29,6 +29,8 @@ _TICK_ECHO = 0.5
 """Seconds after which a tick that changed nothing is given again."""
 _NEXT_LOOK = 0.02
 """Least seconds between two looks at the next deadline."""
+_AT_ONCE = 1000
+"""Entries after which the loop comes round, however long the log is that a later life begins with."""
 _MARKS_EVERY = 1.0
 _LEASES_PER_LIFE = 10**9
 
@@ -76,7 +78,7 @@ class Supervisor(Role):
     async def _follow(self) -> None:
         while True:
             lines = await self._entries.get()
-            while not self._entries.empty():
+            while not self._entries.empty() and len(lines) < _AT_ONCE:
                 lines = lines + self._entries.get_nowait()
             self.page.phase = Phase.RUNNING
             self._take([ev.entry_decoder.decode(line) for line in lines])
@@ -85,6 +87,7 @@ class Supervisor(Role):
             self.page.phase = Phase.IDLE
             async with self._changed:
                 self._changed.notify_all()
+            await asyncio.sleep(0)
 
     def _take(self, entries: list[ev.Entry]) -> None:
         verdicts: list[ev.Verdict] = []
@@ -103,7 +106,7 @@ class Supervisor(Role):
                     self._live, verdicts = True, self._detector.unrecorded()
         verdicts += self._detector.advance(self._last)
         if self._live:
-            self._say(verdicts)
+            self._say([verdict for verdict in verdicts if verdict.role != self.spec.role or verdict.incarnation != self.spec.incarnation])
             self._say(self._lifecycle.decide())
             self._ask_suspects()
 

@@ -61,6 +61,22 @@ def test_a_killed_role_comes_back_alone(job: Job, role: str) -> None:
     assert {name for name, handle in job.roles.items() if handle.pid != pids[name]} == {role}
 
 
+def test_a_supervisor_that_is_stopped_for_good_is_found_and_replaced(job: Job) -> None:
+    """It judges all others; the host judges it, by the same limit."""
+    before = job.thresholds.management.silent
+    job.thresholds.update({"management.lag": "2s", "management.silent": "4s"})
+    handle = job.roles["supervisor"]
+    incarnation, pid, stopped = handle.incarnation, handle.pid, time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    wait_for("its next life", lambda: handle.incarnation == incarnation + 1 and handle.state == "healthy", 60)
+    said = [e for e in job.events if isinstance(e.event, ev.Verdict) and (e.event.role, e.event.incarnation) == ("supervisor", incarnation)]
+    assert [(e.source, e.event.kind, e.event.rule) for e in said] == [("host", "failed", "silent")], "once, and by the host"
+    assert stopped + 4.0 - 0.15 <= said[0].t < stopped + 6.0, "the last stamp is at most 0.1 s old"
+    assert f"process {pid}, state T" in (job.run_dir / "evidence" / f"supervisor.{incarnation}.txt").read_text()
+    job.wait(step=job.step + 1, timeout=120)
+    job.thresholds.update({"management.silent": before, "management.lag": "5s"})
+
+
 def test_the_second_death_of_the_same_role(job: Job) -> None:
     incarnation = job.roles["rollout-0"].incarnation
     kill(job, "rollout-0")

@@ -14,8 +14,10 @@ import pytest
 
 from robustrl.config import JobConfig
 from robustrl.core import events as ev
+from robustrl.core.guard import Guard
 from robustrl.core.lifecycle import FAILED
 from robustrl.core.run_state import RunState
+from robustrl.core.thresholds import Thresholds
 from robustrl.runtime import serving, wire
 from robustrl.runtime.event_log import EventLog, LogError, audit_run
 from robustrl.runtime.host import Host
@@ -40,7 +42,7 @@ def _host(run_dir: Path) -> Host:
     host = Host.__new__(Host)
     host.run_dir, host._reserve, host.config, host.state = run_dir, run_dir / "reserve", JobConfig(profile="class"), RunState()
     host.outboxes, host._tasks, host.closing, host._turned = [], set(), False, time.monotonic()
-    host.lives = Lives(host)
+    host.lives, host.guard = Lives(host), Guard(Thresholds.lab())
     host.restarting, host.serving, host.injector = Restarting(host), Serving(host), Injector(host)
     host.event_log = _FullDisk(run_dir / "events.jsonl", time.monotonic)
     return host

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from robustrl.config import JobConfig
 from robustrl.core import events as ev
 from robustrl.core.roles import RoleId, RoleState
 from robustrl.errors import PeerDied
+from robustrl.runtime.processes import read_start_ticks
 from robustrl.runtime.restarting import Restarting
 
 _NOBODY = 2**22 + 1
@@ -128,6 +130,27 @@ def scenario(play: Callable[[_Host], Any], address: str | None = None) -> _Host:
         return host
 
     return asyncio.run(run())
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_condemned_supervisor_is_ended_by_its_agent_or_without_it(reachable: bool) -> None:
+    def play(host: _Host) -> None:
+        host.state.roles["supervisor"].pid, host.lives.ticks["supervisor"] = child.pid, ticks
+        if not reachable:
+            host.lives.agent_of = lambda node: _Dead()
+        host.spawn(host.restarting.end_supervisor(1))
+
+    class _Dead:
+        async def call(self, *_: Any, **__: Any) -> None:
+            raise PeerDied("cut off")
+
+    child = subprocess.Popen(["sleep", "60"])
+    ticks = read_start_ticks(child.pid)
+    host = scenario(play)
+    assert host.done == (["node_agent-0.kill supervisor"] if reachable else []), "its death is told by those who tell of any"
+    assert child.poll() is None if reachable else child.wait(5) == -9
+    child.kill()
+    child.wait(5)
 
 
 def test_the_old_process_is_dead_before_the_next_one_is_made() -> None:
