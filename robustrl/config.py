@@ -95,6 +95,8 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Ray nodes on this machine; 0: the profile's own number."""
     object_store_mb: int = 0
     """MiB of Ray's object store on each own node; 0: the profile's own."""
+    hosts: Literal["local", "namespaces"] = "local"
+    """Whether the nodes share this machine's network, or each has a namespace and an address of its own: needs root, allows partitions."""
     address: str | None = None
     """GCS address of an existing Ray cluster, or ``auto``; None: own raylets on this machine."""
     run_dir: str = "runs"
@@ -223,6 +225,8 @@ def check(config: JobConfig) -> None:
             raise ConfigError(field, value, f"must be at most {most}")
     if not _NAME.fullmatch(config.name):
         raise ConfigError("name", config.name, "must be 1 to 32 letters, digits, - and _, the first a letter")
+    if config.hosts == "namespaces" and (config.address is not None or config.nodes < 2):
+        raise ConfigError("hosts", config.hosts, "is for two or more nodes of our own on this machine: not with address=, nor with nodes=1")
     if config.address is None:
         _check_cluster(config)
     elif not config.address.strip():
@@ -257,6 +261,10 @@ def check_machine(config: JobConfig, available: tuple[int, str] | None = None) -
         if importlib.util.find_spec(package) is None and (package != "vllm" or config.engine == "vllm"):
             hint = "; engine='torch' does without" if package == "vllm" else ""
             raise MissingExtra(f"{package} is not installed; it comes with the extra [{extra}]: pip install 'robustrl[{extra}]'{hint}")
+    if config.hosts == "namespaces":
+        from .runtime import namespaces
+
+        namespaces.check()
     if config.address is None:
         from .runtime.machine import available_memory
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from .config import JobConfig, memory_needed
 from .errors import RobustRLError
-from .runtime import machine, registry
+from .runtime import machine, namespaces, registry
 
 _IMPORT_DEADLINE = 60.0
 _GIB = 1 << 30
@@ -49,7 +49,7 @@ def run(as_json: bool = False) -> int:
 
 
 def examine() -> Iterator[Check]:
-    for section in (_python, _ray, _torch, _vllm, _ucx, _memory, _shared_memory, _temporary):
+    for section in (_python, _ray, _torch, _vllm, _ucx, _memory, _shared_memory, _temporary, _hosts):
         yield from section()
 
 
@@ -132,6 +132,13 @@ def _temporary() -> Iterator[Check]:
     free = shutil.disk_usage(path).free
     level: Literal["ok", "note"] = "ok" if free >= 2 * _GIB else "note"
     yield Check("private folder", level, f"{path}, {free / _GIB:.1f} GiB free", "" if level == "ok" else "Ray's logs go there")
+
+
+def _hosts() -> Iterator[Check]:
+    if why := namespaces.why_not():
+        yield Check("network namespaces", "note", "none", f"hosts='namespaces', and with it partitions, are not possible: {why}")
+    else:
+        yield Check("network namespaces", "ok", "hosts='namespaces' is possible")
 
 
 def _package(name: str, install: str) -> Check:

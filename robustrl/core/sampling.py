@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -75,6 +76,8 @@ class Sampler:
         self._key: tuple[object, ...] = ()
         self._phase: object = None
         self._looked: float | None = None
+        self._woke, self._slept = -math.inf, 0.0
+        """When the agent itself last went on after a gap, and how long that was."""
         self._phase_since = self._progress_since = self._logged = 0.0
         self._progress = -1
         self._lag = 0.0
@@ -98,7 +101,10 @@ class Sampler:
         ``busy``: the accelerator's busy seconds so far, where activity is to be told from those and not from the CPU's.
         """
         if self._looked is not None and not 0 <= now - self._looked <= _JUMP:
-            self._shift(now - self._looked - SAMPLING)
+            self._woke, self._slept = now, now - self._looked - SAMPLING
+            self._shift(self._slept)
+        if loop_age > now - self._woke:  # the stamp is from before: whoever was suspended with the agent had no chance to renew it
+            loop_age = max(now - self._woke, min(loop_age, loop_age - self._slept))
         self._looked = now
         self._meter.read(now, cpu if busy is None else busy)
         generating = phase in _GENERATING

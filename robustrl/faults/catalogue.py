@@ -205,10 +205,10 @@ class MemoryExhaustion(Fault, frozen=True, kw_only=True, tag="memory_exhaustion"
         self._check_seconds("room_mb", least=16, most=1024)
 
 
-class NodeLoss(Fault, frozen=True, kw_only=True, tag="node_loss"):
-    """The raylet of the target's node, every process there, and that node's memory snapshots and files. Target: a node or a role on it."""
+class OfNode(Fault, frozen=True, kw_only=True, tag="of_node"):
+    """A whole node is its target: by its name, or that of a role on it. Not the one with the head of Ray."""
 
-    by, kinds, foreign, undo = "host", _ALL, False, False
+    by, kinds, foreign = "host", _ALL, False
 
     @property
     def kind(self) -> RoleKind:
@@ -224,6 +224,12 @@ class NodeLoss(Fault, frozen=True, kw_only=True, tag="node_loss"):
     def _check_target(self) -> None:
         if not NODE.fullmatch(self.target):
             super()._check_target()
+
+
+class NodeLoss(OfNode, frozen=True, kw_only=True, tag="node_loss"):
+    """The raylet of the target's node, every process there, and that node's memory snapshots and files."""
+
+    undo = False
 
 
 class CorruptWeights(Fault, frozen=True, kw_only=True, tag="corrupt_weights"):
@@ -248,17 +254,27 @@ class FullDisk(_Timed, frozen=True, kw_only=True, tag="full_disk"):
         return str(RoleId(RoleKind.TRAINER, 0))
 
 
-class Partition(_Timed, frozen=True, kw_only=True, tag="partition"):
-    """The target's node is cut off from the others. Needs hosts="namespaces"."""
+class Partition(OfNode, frozen=True, kw_only=True, tag="partition"):
+    """The target's node is cut off from the others: packets vanish, and nobody is told. Needs hosts="namespaces"."""
 
-    by, kinds, foreign = "host", _ALL, False
+    seconds: float
+    """How long it lasts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_seconds("seconds", least=0.01)
 
 
-class Delay(_Timed, frozen=True, kw_only=True, tag="delay"):
-    """Every packet of the target's node is late. Needs hosts="namespaces"."""
+class Delay(Partition, frozen=True, kw_only=True, tag="delay"):
+    """Every packet of the target's node is late. Needs hosts="namespaces" and the kernel's netem."""
 
     milliseconds: float = 100.0
-    by, kinds, foreign, disabling = "host", _ALL, False, False
+    """There and back together."""
+    disabling = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_seconds("milliseconds", least=0.1, most=60_000.0)
 
 
 # -- benign disturbances -

@@ -20,7 +20,7 @@ from ..core.roles import Phase, RoleKind, RoleState
 from ..core.run_state import RoleView, RunState
 from ..core.thresholds import SECTION, Thresholds
 from ..errors import ConfigError, RobustRLError
-from .catalogue import CATALOGUE, NODE, Fault, Freeze, FullDisk, IdleRollout, NodeLoss, SlowTool
+from .catalogue import CATALOGUE, NODE, Delay, Fault, Freeze, FullDisk, IdleRollout, OfNode, Partition, SlowTool
 from .schedules import Occurrence, Schedule
 
 _GRACE = 2.0
@@ -82,6 +82,8 @@ class Planner:
     """This process may mount."""
     state: RunState
     """Kept up to date by its owner; its book tells which faults there are."""
+    why_no_delay: str = ""
+    """Why packets cannot be delayed here."""
     _waiting: dict[int, _Waiting] = field(default_factory=dict)
     _armed: dict[int, _Armed] = field(default_factory=dict)
     _damaged: dict[int, int] = field(default_factory=dict)
@@ -168,8 +170,10 @@ class Planner:
             raise ConfigError(name, fault.target, "is refused on a cluster that this job did not start (address=): it would hit others")
         if config.address and fault.kind is RoleKind.NODE_AGENT:
             raise ConfigError(f"{name}.target", fault.target, "is refused with address=: nobody else on that node could prove it")
-        if fault.name in ("partition", "delay"):
-            raise ConfigError(name, fault.target, 'needs hosts="namespaces", one network namespace for each node: this version makes none')
+        if isinstance(fault, Partition) and config.hosts != "namespaces":
+            raise ConfigError(name, fault.target, 'needs hosts="namespaces": nodes that share a network cannot be cut off from each other')
+        if isinstance(fault, Delay) and self.why_no_delay:
+            raise ConfigError(name, fault.target, f"is not possible here: {self.why_no_delay}")
         if isinstance(fault, FullDisk) and not self.root:
             raise ConfigError(name, fault.target, "needs root, for a little tmpfs of its own")
         if (role := fault.role) and role not in self.state.roles:
@@ -189,7 +193,7 @@ class Planner:
         for field_name, node in (("node", fault.node), ("target", fault.target if NODE.fullmatch(fault.target) else "")):
             if node and node not in nodes:
                 raise ConfigError(f"{fault.name}.{field_name}", node, f"this job has {', '.join(nodes) or 'no node yet'}")
-        if isinstance(fault, NodeLoss):
+        if isinstance(fault, OfNode):
             head = next(iter(nodes), "")
             if len(nodes) < 2:
                 raise ConfigError(fault.name, fault.target, "needs a job of several nodes (profile 'lab', or nodes=2 and more)")
@@ -276,13 +280,15 @@ class Planner:
     def choose(self, fault: Fault, number: int) -> str | None:
         """Whom it is to hit now; None: nobody is there yet. Raises Refused."""
         state = self.state
-        if isinstance(fault, NodeLoss) and NODE.fullmatch(fault.target):
+        if isinstance(fault, OfNode) and NODE.fullmatch(fault.target):
             role = next((view.role for view in state.roles.values() if view.node == fault.target and _there(view)), None)
             if state.nodes[fault.target].lost:
                 raise Refused(f"{fault.target} is lost already")
             return role
         candidates = [view for view in state.roles.values() if view.kind is fault.kind and _there(view)]
         candidates = [view for view in candidates if fault.node in ("", view.node) and fault.role in ("", view.role)]
+        if isinstance(fault, OfNode):
+            candidates = [view for view in candidates if view.node != next(iter(state.nodes))]
         if fault.name == "first_compile":
             candidates = [view for view in candidates if view.ready and view.progress == 0]
         elif not fault.role:
@@ -301,7 +307,7 @@ class Planner:
         if not fault.disabling or fault.force:
             return
         hit = {chosen.role}
-        if isinstance(fault, NodeLoss):
+        if isinstance(fault, OfNode):
             hit = {view.role for view in self.state.roles.values() if view.node == chosen.node}
         live = {view.role for view in self.state.roles.values()
                 if view.kind is RoleKind.ROLLOUT and view.state in _LIVE and _there(view)} - busy  # fmt: skip

@@ -29,6 +29,7 @@ from . import ray_worker
 from .processes import MARK, find_marked, kill_marked
 
 if TYPE_CHECKING:
+    from .namespaces import Namespaces
     from .role import RoleSpec
 
 _MAX_SOCKET_PATH = 106
@@ -76,6 +77,9 @@ class Cluster(Protocol):
     def lost(self) -> dict[str, str]:
         """Nodes of ``nodes`` that are gone -> what shows it."""
 
+    def unreachable(self, name: str, timeout: float) -> str:
+        """Why no packet comes through to a node that is ours to cut off; empty: it answers, or is not."""
+
     def replace(self, name: str, deadline: float) -> NodeSpec | None:
         """A new node of that name in the lost one's place, or None where nodes are not ours to make. Blocks."""
 
@@ -90,11 +94,15 @@ class LocalCluster:
     the path of ``temp_dir`` is too long for the sockets in it.
     """
 
-    def __init__(self, temp_dir: Path, run: str, nodes: list[NodeSpec], object_store_bytes: int, ip: str = "127.0.0.1") -> None:
+    def __init__(self, temp_dir: Path, run: str, nodes: list[NodeSpec], object_store_bytes: int, ip: str = "127.0.0.1",
+                 namespaces: Namespaces | None = None) -> None:
         self.temp_dir, self.run, self.nodes = Path(temp_dir), run, list(nodes)
         self.object_store_bytes, self.ip = object_store_bytes, ip
+        self.namespaces = namespaces
         self.address = ""
         self._raylets: list[Any] = []
+        self._ips: dict[str, str] = {}
+        """Node -> its address, where it has one of its own."""
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         """The GCS and the raylets, each with the name of its node."""
         self._spawning = threading.Lock()
@@ -120,7 +128,7 @@ class LocalCluster:
         self._prepare()
         for i, node in enumerate(self.nodes):
             self.nodes[i] = self._add(node, end)
-        _connect(self.address, self.run)
+        _connect(self.address, self.run, self.ip)
         self._check_alive()
 
     def _prepare(self) -> None:
@@ -147,7 +155,7 @@ class LocalCluster:
         if thread.is_alive():
             raise self._failed(WaitTimeout, node.name, f"the deadline passed; {len(self._raylets)} of {len(self.nodes)} nodes are up")
         self.address = self._raylets[0].gcs_address
-        return msgspec.structs.replace(node, ray_node_id=self._raylets[-1].node_id, ip=self.ip)
+        return msgspec.structs.replace(node, ray_node_id=self._raylets[-1].node_id, ip=self._ips.get(node.name, self.ip))
 
     def _begin(self, node: NodeSpec) -> tuple[threading.Thread, list[Exception]]:
         """The thread that starts the node's raylet, and what it raised."""
@@ -155,6 +163,8 @@ class LocalCluster:
 
         def build() -> None:
             try:
+                if self.namespaces is not None and self._raylets:
+                    self._ips[node.name] = self.namespaces.add(node.name)
                 self._raylets.append(_start_raylet(self, node))
             except Exception as error:  # handed to the waiting thread
                 failure.append(error)
@@ -162,6 +172,15 @@ class LocalCluster:
         thread = threading.Thread(target=build, name=f"start-{node.name}", daemon=True)
         thread.start()
         return thread, failure
+
+    def unreachable(self, name: str, timeout: float) -> str:
+        """See Cluster."""
+        if self.namespaces is None or name not in self._ips:
+            return ""
+        raylet = next(raylet for raylet in reversed(self._raylets) if raylet.node_ip_address == self._ips[name])
+        if self.namespaces.answers(name, raylet.node_manager_port, timeout):
+            return ""
+        return f"{self._ips[name]} took no connection within {timeout:g} s"
 
     def lost(self) -> dict[str, str]:
         """See Cluster: a raylet, on the head also the GCS, that has ended."""
@@ -189,7 +208,8 @@ class LocalCluster:
                 raise JobFailed(f"{name} could not be replaced: {failure[0]}\n{self.log_tail(self._folders[name])}") from failure[0]
             if thread.is_alive():
                 raise WaitTimeout(f"a new {name} was not up within {deadline:g} s\n{self.log_tail(self._folders[name])}")
-            self.nodes[place] = msgspec.structs.replace(self.nodes[place], ray_node_id=self._raylets[-1].node_id)
+            found = {"ray_node_id": self._raylets[-1].node_id, "ip": self._ips.get(name, self.ip)}
+            self.nodes[place] = msgspec.structs.replace(self.nodes[place], **found)
             return self.nodes[place]
 
     def _check_alive(self) -> None:
@@ -242,6 +262,8 @@ class LocalCluster:
         goodbye.join(_GOODBYE)
         for _, process in self._processes:
             process.wait(deadline)
+        if self.namespaces is not None:
+            self.namespaces.close()
         self._raylets.clear()
         self._processes.clear()
 
@@ -287,6 +309,10 @@ class JoinedCluster:
                 self.nodes.append(NodeSpec(f"node-{len(self.nodes)}", _stated_pools(node), node["NodeID"], node["NodeManagerAddress"]))
         return {node.name: "Ray calls the node dead" for node in self.nodes if not table.get(node.ray_node_id, {}).get("Alive")}
 
+    def unreachable(self, name: str, timeout: float) -> str:
+        """See Cluster."""
+        return ""
+
     def replace(self, name: str, deadline: float) -> None:
         """Not ours to make."""
 
@@ -316,10 +342,11 @@ def _create_actor(spec: RoleSpec, node: NodeSpec, name: str | None, **options: A
     ).remote(spec)
 
 
-def _connect(address: str, namespace: str) -> None:
+def _connect(address: str, namespace: str, ip: str = "127.0.0.1") -> None:
     import ray
 
-    ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+    own = {} if ip == "127.0.0.1" else {"_node_ip_address": ip}
+    ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **own)
 
 
 def _disconnect() -> None:
@@ -348,14 +375,17 @@ def _start_raylet(cluster: LocalCluster, spec: NodeSpec) -> Any:
         with cluster._spawning:
             if cluster._stopped:
                 raise RuntimeError("the cluster was stopped while it was starting")
-            started = start_ray_process(_adapt(command), *args, **kwargs)
+            command = _adapt(command)
+            if cluster.namespaces is not None:
+                command = cluster.namespaces.command(spec.name, command)
+            started = start_ray_process(command, *args, **kwargs)
             cluster._processes.append((spec.name, started.process))
         return started
 
     head = not cluster._raylets
     params = RayParams(
         gcs_address=None if head else cluster.address,
-        node_ip_address=cluster.ip,
+        node_ip_address=cluster._ips.get(spec.name, cluster.ip),
         node_name=spec.name,
         temp_dir=str(cluster.temp_dir / cluster._folders.get(spec.name, spec.name)),
         session_name="ray" if head else None,

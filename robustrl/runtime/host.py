@@ -30,7 +30,7 @@ from ..core.roles import RoleKind
 from ..core.run_state import RunState
 from ..core.thresholds import Thresholds
 from ..errors import ConfigError, JobFailed, PeerDied, RobustRLError, WaitTimeout
-from . import machine, reaper, registry, wire
+from . import machine, namespaces, reaper, registry, wire
 from .cluster import Cluster, JoinedCluster, LocalCluster
 from .event_log import EventLog, LogError
 from .injecting import Injector
@@ -223,7 +223,7 @@ class Host:
         await asyncio.to_thread(self._start_cluster)
         await checks
         assert self.cluster is not None
-        if self.config.address:
+        if self.config.address or self.config.hosts == "namespaces":
             await self._listen_for_other_machines()
         self.lives.places = place(self.cluster.nodes, self.config)
         for node in self.cluster.nodes:
@@ -279,6 +279,10 @@ class Host:
         config = self.config
         if config.address:
             self.cluster = JoinedCluster(config.address, self.run_id)
+        elif config.hosts == "namespaces":
+            hosts = namespaces.Namespaces()
+            self.injector.know_network(hosts)
+            self.cluster = LocalCluster(self.temp, self.run_id, plan_nodes(config), config.object_store_mb << 20, namespaces.HEAD_IP, hosts)
         else:
             self.cluster = LocalCluster(self.temp, self.run_id, plan_nodes(config), object_store_bytes=config.object_store_mb << 20)
         self.cluster.start(deadline=config.deadlines.cluster_start)
@@ -352,9 +356,13 @@ class Host:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m robustrl.runtime.host", description=__doc__)
     parser.add_argument("run_dir", type=Path)
-    run_dir = parser.parse_args(argv).run_dir
+    parser.add_argument(namespaces.INSIDE, dest="inside", action="store_true", help="in the namespace that it began for itself")
+    given = parser.parse_args(argv)
+    run_dir = given.run_dir
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     host = Host(run_dir)
+    if host.config.hosts == "namespaces" and not given.inside:
+        namespaces.enter(["-m", "robustrl.runtime.host", str(run_dir)])
     try:
         code = asyncio.run(host.main())
     except (RobustRLError, LogError) as error:

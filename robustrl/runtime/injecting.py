@@ -20,7 +20,7 @@ import msgspec
 from ..core import events as ev
 from ..core.roles import RoleKind
 from ..errors import PeerDied, RobustRLError, WaitTimeout
-from ..faults.catalogue import CATALOGUE, IdleRollout, NodeLoss, make_fault
+from ..faults.catalogue import CATALOGUE, Delay, IdleRollout, NodeLoss, Partition, make_fault
 from ..faults.hand import Hand
 from ..faults.orders import Order
 from ..faults.planner import Planner, Strike, in_loop
@@ -30,12 +30,15 @@ from .status_page import StatusPage
 
 if TYPE_CHECKING:
     from .host import Host
+    from .namespaces import Namespaces
 
 _TICK = 0.05
 """Seconds between two looks while a fault waits for its moment."""
 _CALL = 10.0
 """Seconds for a role or node agent to take an order."""
 _GONE = 5.0
+_CUT_OFF = 0.2
+"""Seconds without an answer that prove a partition."""
 
 
 class Injector:
@@ -44,11 +47,18 @@ class Injector:
         self._planner = Planner(config=host.config, root=os.geteuid() == 0, state=host.state)
         self._hand = Hand(self._record_soon)
         self._turning = self._timed = False
+        self._network: Namespaces | None = None
+        self._links: dict[int, str] = {}
+        """Fault -> the link that it has cut, or on which packets are late."""
         self._loop: asyncio.AbstractEventLoop
 
     @property
     def _folder(self) -> str:
         return str(self._host.temp / "faults")
+
+    def know_network(self, network: Namespaces) -> None:
+        """The nodes have one of their own, on which faults are possible."""
+        self._network, self._planner.why_no_delay = network, network.why_no_delay
 
     # -- verbs ---
 
@@ -74,7 +84,10 @@ class Injector:
             view = self._host.state.faults[fault]
             if view.hits and not CATALOGUE[view.kind].undo:
                 raise RobustRLError(f"fault {fault} ({view.kind}) was done and cannot be undone")
-            await self._set_free(fault, *where)
+            if fault in self._links:
+                await asyncio.to_thread(self._mend, fault)
+            else:
+                await self._set_free(fault, *where)
         if not self._host.state.faults[fault].outcome:
             self._host.record(ev.FaultEnded(fault=fault, outcome="aborted", reason="called off"))
 
@@ -148,6 +161,8 @@ class Injector:
         order = self._order(strike, view.pid)
         if isinstance(fault, NodeLoss):
             await asyncio.to_thread(self._lose_node, strike, view.node)
+        elif isinstance(fault, Partition):
+            await self._disturb_network(strike, fault, view.node)
         elif fault.by == "role":
             role = "rollout_manager" if isinstance(fault, IdleRollout) else strike.role
             await lives.peer(role).call("disturb", order, deadline=_CALL)
@@ -214,6 +229,48 @@ class Injector:
                     proof=proof,
                 )
             )
+
+    async def _disturb_network(self, strike: Strike, fault: Partition, node: str) -> None:
+        """For its time, or until it is called off; every role on the node is hit."""
+        await asyncio.to_thread(self._cut, strike.fault, fault, node)
+        await asyncio.sleep(fault.seconds)
+        if strike.fault in self._links:
+            await asyncio.to_thread(self._mend, strike.fault)
+            self._host.record(ev.FaultEnded(fault=strike.fault, outcome="over", reason=f"after {fault.seconds:g} s"))
+
+    def _cut(self, number: int, fault: Partition, node: str) -> None:
+        host, network = self._host, self._network
+        assert network is not None and host.cluster is not None
+        victims = [view for view in host.state.roles.values() if view.node == node and not view.exited]
+        pages = {view.role: StatusPage.read(host.lives.spec(view.role, view.incarnation).page_path) for view in victims}
+        link = network.link(node)
+        if isinstance(fault, Delay):
+            network.delay(link, fault.milliseconds)
+        else:
+            network.cut(link)
+        self._links[number], began = link, time.monotonic()
+        proof: dict[str, Any] = {"link": link}
+        if isinstance(fault, Delay):
+            proof["milliseconds"] = fault.milliseconds
+        else:
+            proof["answers"] = not host.cluster.unreachable(node, _CUT_OFF)
+        for view in victims:
+            page = pages[view.role]
+            done = proof | {"ago": round(time.monotonic() - began, 6)}
+            self._record_soon(
+                ev.FaultInjected(
+                    fault=number, role=view.role, incarnation=view.incarnation, node=node, pid=view.pid, phase=page.phase, step=page.step,
+                    proof=done,
+                )
+            )  # fmt: skip
+
+    def _mend(self, number: int) -> None:
+        assert self._network is not None
+        link = self._links.pop(number)
+        if self._host.state.faults[number].kind == Delay.__struct_config__.tag:
+            self._network.hurry(link)
+        else:
+            self._network.heal(link)
 
     def _remove_files(self, node: str, roles: list[str]) -> list[str]:
         """A role's files are those named after it: slots of snapshots, what lies beside them."""

@@ -30,6 +30,8 @@ _TRIES = 3
 _STOPPED_WITHIN = 5.0
 _LAST_LOOK = 5.0
 """Seconds for a node agent to keep a stack of the supervisor and kill it."""
+_ANSWERS = 1.0
+"""Seconds for a node to take a connection."""
 _LOOK = 0.2
 """Seconds between two looks at the cluster's nodes, and between two at whether a node for a waiting role has come."""
 
@@ -273,6 +275,7 @@ class Restarting:
         free one of its kind; there it may take long, and the log says so."""
         place = RoleId.parse(role)
         node = self._lives.places[place]
+        await self._look_for_node(node)
         if node not in self._lives.lost:
             return
         if self._host.config.address is None:
@@ -288,6 +291,13 @@ class Restarting:
             await asyncio.sleep(5 * _LOOK)
         self._lives.places[place] = found
         await self._have_agent(found)
+
+    async def _look_for_node(self, node: str) -> None:
+        """One that is cut off counts as lost, with all that may live on there, before anything is started on it again."""
+        if self._host.config.hosts == "namespaces" and node not in self._lives.lost:
+            why = await asyncio.to_thread(self._host.cluster.unreachable, node, _ANSWERS)  # type: ignore[union-attr]
+            if why and node not in self._lives.lost:
+                self._lose(node, f"cut off: {why}")
 
     async def _replace(self, node: str) -> None:
         cluster = self._host.cluster

@@ -242,8 +242,9 @@ class Role:
 
         mount = os.statvfs(self.spec.shm_dir)
         free = mount.f_bavail * mount.f_frsize
-        settings.apply("shm" if free >= UCX_ROOM else "tcp", shm_dir=self.spec.shm_dir, host=self.spec.ip)
-        if free < UCX_ROOM:
+        own_hosts = self.config.hosts == "namespaces"  # between which there is no shared memory
+        settings.apply("shm" if free >= UCX_ROOM and not own_hosts else "tcp", shm_dir=self.spec.shm_dir, host=self.spec.ip)
+        if free < UCX_ROOM and not own_hosts:
             text = f"{self.spec.role}: the shared-memory mount has {free >> 20} MiB left, UCX needs {UCX_ROOM >> 20}: weights go over tcp"
             self.emit(ev.WarningRaised(text=text))
 

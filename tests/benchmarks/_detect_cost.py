@@ -7,6 +7,8 @@ for any idle actor of ours.
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import random
 import signal
@@ -20,8 +22,10 @@ from robustrl.job import Job
 from robustrl.runtime.processes import cpu_seconds
 from tests.benchmarks._report import Row
 
-_BLOCKS, _STEPS = 60, 6
-"""Blocks of steps, with and without in turns, and steps in each; the first step of a block does not count."""
+_BLOCKS, _MOST, _STEPS = 60, 120, 6
+"""Blocks of steps, with and without in turns: so many, and more of them as long as the interval is wider than `_WIDTH`; and steps in
+each; the first step of a block does not count."""
+_WIDTH = 0.04
 _IDLE = 15.0
 _DRAWS = 2000
 
@@ -33,17 +37,21 @@ def cost() -> Row:
         job.wait(step=5, timeout=300)
         job.thresholds.node.silent = "10h"
         agent, supervisor = job.roles["node_agent-0"].pid, job.roles["supervisor"].pid
-        steps: dict[bool, list[float]] = {True: [], False: []}
-        used, seconds = 0.0, 0.0
+        steps: dict[bool, list[list[float]]] = {True: [], False: []}
+        used, seconds, low, high = 0.0, 0.0, 0.0, math.inf
         try:
-            for block in range(_BLOCKS):
+            for block in range(_MOST):
                 on = block % 2 == 0
                 os.kill(agent, signal.SIGCONT if on else signal.SIGSTOP)
                 before, began = cpu_seconds(agent) + cpu_seconds(supervisor), time.monotonic()
-                steps[on] += _step_times(job)
+                steps[on].append(_step_times(job))
                 if on:
                     used += cpu_seconds(agent) + cpu_seconds(supervisor) - before
                     seconds += time.monotonic() - began
+                elif block + 1 >= _BLOCKS:
+                    low, high = bootstrap(steps[True], steps[False])
+                    if high - low <= _WIDTH:
+                        break
             os.kill(agent, signal.SIGSTOP)
             job.pause()
             time.sleep(2.0)
@@ -52,10 +60,10 @@ def cost() -> Row:
             idle = (cpu_seconds(supervisor) - before) / _IDLE
         finally:
             os.kill(agent, signal.SIGCONT)
-    low, high = bootstrap(steps[True], steps[False])
+    with_it, without = sum(steps[True], []), sum(steps[False], [])
     return {
-        "steps": [len(steps[True]), len(steps[False])], "step_s": [statistics.median(steps[True]), statistics.median(steps[False])],
-        "step_ratio": statistics.median(steps[True]) / statistics.median(steps[False]), "step_ratio_interval": [low, high],
+        "steps": [len(with_it), len(without)], "step_s": [statistics.median(with_it), statistics.median(without)],
+        "step_ratio": statistics.median(with_it) / statistics.median(without), "step_ratio_interval": [low, high],
         "step_ratio_width": high - low, "busy_share": used / seconds, "idle_share": 2 * idle, "cpu_share": used / seconds - 2 * idle,
     }  # fmt: skip
 
@@ -67,8 +75,12 @@ def _step_times(job: Job) -> list[float]:
     return [after - before for before, after in zip(commits, commits[1:], strict=False)]
 
 
-def bootstrap(a: list[float], b: list[float], seed: int = 0) -> tuple[float, float]:
-    """95% interval of the ratio of the medians."""
+def bootstrap(a: list[list[float]], b: list[list[float]], seed: int = 0) -> tuple[float, float]:
+    """95% interval of the ratio of the medians. Whole blocks are drawn: the steps of one resemble each other."""
     dice = random.Random(seed)
-    ratios = sorted(statistics.median(dice.choices(a, k=len(a))) / statistics.median(dice.choices(b, k=len(b))) for _ in range(_DRAWS))
+
+    def median(blocks: list[list[float]]) -> float:
+        return statistics.median(itertools.chain.from_iterable(dice.choices(blocks, k=len(blocks))))
+
+    ratios = sorted(median(a) / median(b) for _ in range(_DRAWS))
     return ratios[int(0.025 * _DRAWS)], ratios[int(0.975 * _DRAWS)]

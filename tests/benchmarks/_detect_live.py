@@ -57,7 +57,8 @@ def kills() -> Row:
             _until(f"{role} has its next life", lambda handle=handle, old=incarnation: handle.incarnation > old)
     every = [delay for kind in delays.values() for delay in kind]
     spread = {"median_s": percentile(every, 0.5), "p95_s": percentile(every, 0.95), "max_s": max(every)}
-    return {"kills": len(every), **spread, "delays_s": delays}
+    by_kind = {kind: {"median_s": percentile(values, 0.5), "max_s": max(values)} for kind, values in delays.items()}
+    return {"kills": len(every), **spread, "by_kind": by_kind, "delays_s": delays}
 
 
 def stops() -> Row:

@@ -22,6 +22,7 @@ from robustrl.replay.quality import Quality, Truth, dominates, judge_quality, to
 from tests.benchmarks._detect_trials import LAB, SUITE, onset, run_scenario
 
 OURS = "ours"
+_AS_PUBLISHED = "published: "
 SCALES = (0.1, 0.2, 0.4, 0.7, 1.0, 2.0)
 """Multiples of the lab's thresholds: the curve of ours."""
 _SCALED = ("trainer.no_compute", "trainer.no_marks", "trainer.silent", "rollout.no_tokens", "rollout.wedged", "rollout.heartbeat",
@@ -61,6 +62,8 @@ def curves(item: tuple[str, int]) -> dict[Point, Quality]:
     for peer, (make, settings) in TUNABLE.items():
         for setting in settings:
             found[peer, setting] = judge_quality(_said(make(setting), world.entries), truth, JOB)
+    for peer, as_published in PUBLISHED.items():
+        found[_AS_PUBLISHED + peer, 0.0] = judge_quality(_said(as_published(), world.entries), truth, JOB)
     for scale in SCALES:
         own = _run(scenario, seed, ours(scale))
         if (truth := _truth(scenario, own)) is None:
@@ -75,17 +78,18 @@ def tuned(trials: list[dict[Point, Quality]]) -> dict[str, float]:
     """Per detector the setting with the fewest mistakes, and of those the one with the least delay."""
     sums = _sums(trials)
     best: dict[str, float] = {}
-    for name in {name for name, _ in sums}:
+    for name in {name for name, _ in sums if not name.startswith(_AS_PUBLISHED)}:
         settings = [setting for other, setting in sums if other == name]
         best[name] = min(settings, key=lambda setting: (sums[name, setting].mistakes, *_point(sums[name, setting])))
     return best
 
 
 def compare(train: list[dict[Point, Quality]], test: list[dict[Point, Quality]]) -> dict[str, Any]:
-    """Curves on the test seeds, each detector at its tuned setting, and the points of each peer that ours does not dominate."""
+    """On the test seeds: each peer as published and as tuned, curves, and the points of each peer that ours does not dominate."""
     best, sums = tuned(train), _sums(test)
     curve = {name: {setting: _point(q) for (other, setting), q in sums.items() if other == name} for name in best}
     return {
+        "published": {peer: sums[_AS_PUBLISHED + peer, 0.0].table() for peer in PUBLISHED},
         "tuned": {name: {"setting": best[name], **sums[name, best[name]].table()} for name in sorted(best)},
         "curves": {name: [[setting, *point] for setting, point in sorted(points.items())] for name, points in sorted(curve.items())},
         "not_dominated": {name: dominates(list(curve[OURS].values()), list(curve[name].values())) for name in TUNABLE},

@@ -38,8 +38,7 @@ def suite() -> Row:
     late = [beyond for one in done for beyond in one["late"]]
     confusion: dict[str, Counter[str]] = {}
     for one in done:
-        kind = one["name"].split("/")[0]
-        row = confusion.setdefault(kind, Counter())
+        row = confusion.setdefault(one["name"], Counter())
         row.update(trials=1, stated=one["stated"], found=one["found"], false=one["false"], wrong=bool(one["wrong"]))
     return {
         "seed": seed, "trials": len(done), "wrong": [{k: one[k] for k in ("name", "seed", "wrong")} for one in done if one["wrong"]],

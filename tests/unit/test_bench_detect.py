@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from robustrl.core import events as ev
+from robustrl.replay.peers import PUBLISHED
 from robustrl.runtime.processes import process_state
 from tests.benchmarks import _detect_cost, detect
 from tests.benchmarks._detect_peers import OURS, SCALES, compare, curves, draw, incident, ours
@@ -41,11 +42,13 @@ def test_a_trial_depends_on_its_seed_alone():
 
 def test_one_drawn_job_is_given_to_all_detectors_and_compared():
     (found,) = [curves(("freeze/state_keeper", 5))]
-    assert {name for name, _ in found} == {OURS, "ours, suspicions", *detect.PEERS}
+    published = {f"published: {name}" for name in PUBLISHED}
+    assert {name for name, _ in found} == {OURS, "ours, suspicions", *detect.PEERS, *published}
     assert found[OURS, 1.0].delays[0] == pytest.approx(5.1, abs=0.3) and found[OURS, 1.0].mistakes == 0
     assert found["process idle", 3.0].faults == 1
     result = compare([found], [found, {}])
     assert result["trials"] == [1, 1] and result["tuned"]["heartbeat"]["recall"] == 1.0 and result["tuned"]["process idle"]["recall"] == 0.0
+    assert set(result["published"]) == set(PUBLISHED) and result["published"]["heartbeat (TRL, 300 s)"]["recall"] == 0.0
     assert [row[0] for row in result["curves"][OURS]] == sorted(SCALES)
 
 
@@ -61,8 +64,10 @@ def test_peers_are_compared_where_no_watcher_is_disturbed():
 
 
 def test_the_width_of_a_ratio_shrinks_with_its_sample():
-    few, many = (_detect_cost.bootstrap([1.0, 1.1, 0.9] * n, [1.0, 1.05, 0.95] * n) for n in (3, 100))
+    few, many = (_detect_cost.bootstrap([[1.0], [1.1], [0.9]] * n, [[1.0], [1.05], [0.95]] * n) for n in (3, 50))
     assert few[0] <= many[0] <= 1.0 <= many[1] <= few[1]
+    alone, alike = (_detect_cost.bootstrap([[1.0] * k, [1.1] * k, [0.9] * k] * 3, [[1.0] * k] * 9) for k in (1, 10))
+    assert alone == alike, "ten equal steps of a block tell no more than one"
 
 
 @pytest.mark.soak

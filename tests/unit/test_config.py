@@ -22,6 +22,7 @@ from robustrl.config import (
     settle_standbys,
 )
 from robustrl.errors import ConfigError
+from robustrl.runtime import namespaces
 
 GIB = 1 << 30
 
@@ -54,6 +55,10 @@ def test_the_defaults_are_accepted():
     ({"deadlines": {"stop": math.inf}}, "deadlines.stop = inf: must be greater than 0 and finite"),
     ({"address": ""}, "address = '': must be HOST:PORT of a Ray cluster's GCS, or 'auto'; None starts raylets of our own"),
     ({"nodes": 2}, "nodes = 2: must be at least 3: one for management, one for the trainer, one for rollouts; profile='class' runs on one"),
+    ({"hosts": "namespaces", "profile": "class"}, "hosts = 'namespaces': is for two or more nodes of our own on this machine: not with "
+                                                  "address=, nor with nodes=1"),
+    ({"hosts": "namespaces", "address": "auto"}, "hosts = 'namespaces': is for two or more nodes of our own on this machine: not with "
+                                                 "address=, nor with nodes=1"),
     ({"nodes": -1, "profile": "class"}, "nodes = -1: must be at least 1"),
     ({"trainer_ranks": 8}, "trainer_ranks = 8: must be at most 4, the trainer slots of the one trainer node (profile 'lab'); "
                            "with address= the cluster's resources decide"),
@@ -146,6 +151,14 @@ def test_too_little_memory_is_stated_with_need_and_bound():
         check_machine(make_config({}), (3 * GIB, "control group /x, limit 4.00 GiB"))
     check_machine(make_config({"profile": "class"}), (3 * GIB, "control group /x, limit 3.00 GiB"))
     check_machine(make_config({"address": "auto"}), (0, "elsewhere"))
+
+
+@pytest.mark.parametrize("missing, why", [("ip", r"not installed: ip \(package iproute2\)"), ("", "it takes root")])
+def test_hosts_of_their_own_are_refused_with_the_reason_where_they_cannot_be(monkeypatch, missing, why):
+    monkeypatch.setattr(namespaces.shutil, "which", lambda name: None if name == missing else f"/bin/{name}")
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    with pytest.raises(ConfigError, match=rf"hosts = 'namespaces': is not possible here: .*{why}"):
+        check_machine(make_config({"profile": "class", "nodes": 2, "hosts": "namespaces"}), (8 * GIB, "here"))
 
 
 def test_the_estimate_knows_engines_roles_and_a_model_of_ones_own(tmp_path):

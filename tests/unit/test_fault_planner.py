@@ -18,6 +18,7 @@ from robustrl.faults import (
     AtStep,
     CleanExit,
     CorruptSnapshot,
+    Delay,
     EveryNSteps,
     Fault,
     FaultList,
@@ -252,6 +253,7 @@ REFUSED: list[tuple[Fault, dict[str, Any], str]] = [
     (FullDisk(seconds=3), {"address": "auto"}, r"full_disk = .* is refused on a cluster"),
     (Kill("node_agent-0"), {"address": "auto"}, r"kill.target = 'node_agent-0': is refused with address="),
     (Partition("rollout", seconds=3), {}, r'partition = .* needs hosts="namespaces"'),
+    (Delay("node-0", seconds=3), {}, r'delay = .* needs hosts="namespaces"'),
     (FullDisk(seconds=3), {"root": False}, r"full_disk = .* needs root"),
     (SlowTool(seconds=3), {}, r"slow_tool.target = '': the task 'arithmetic' has no tool"),
     (Freeze("rollout-0", seconds=3), {}, r"freeze.seconds = 3: is not below the limit in force, 3 s"),
@@ -285,6 +287,23 @@ def test_the_head_of_ray_is_no_target_and_a_lost_node_is_not_lost_twice() -> Non
     stage.plan(NodeLoss("node-1"), 103.0)
     stage.strikes(103.0)
     assert stage.ended[-1].outcome == "refused" and "lost already" in stage.ended[-1].reason
+
+
+def test_a_node_of_ones_own_can_be_cut_off_but_not_that_of_ray_s_head() -> None:
+    story = Story(steps=20)
+    story.at(100.0, ev.NodeStarted(node="node-1", ray_node_id="y", ip="10.77.0.2", kinds=[]))
+    story.at(100.0, ev.RoleStarted(role="rollout-2", incarnation=1, node="node-1", pid=8, start_ticks=8))
+    story.life["rollout-2"] = 1
+    stage = Stage(story, hosts="namespaces")
+    stage.planner.why_no_delay = "no netem"
+    with pytest.raises(ConfigError, match="node-0 has the head"):
+        stage.plan(Partition("supervisor", seconds=3), 101.0)
+    with pytest.raises(ConfigError, match="not possible here: no netem"):
+        stage.plan(Delay("node-1", seconds=3), 101.0)
+    stage.plan(Partition("node-1", seconds=3), 101.0)
+    assert stage.strikes(101.0) == [(1, "rollout-2")]
+    stage.hit(101.0, 1, "rollout-2")
+    assert stage.planner.call_off(1) == ("rollout-2", 1)
 
 
 def series(stage: Stage, t: float) -> list[tuple[str, int | None]]:

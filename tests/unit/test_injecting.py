@@ -19,7 +19,7 @@ from robustrl.core import events as ev
 from robustrl.core.run_state import RunState
 from robustrl.core.thresholds import Thresholds
 from robustrl.errors import ConfigError, PeerDied, RobustRLError, WaitTimeout
-from robustrl.faults import EveryNSteps, Fault, Hang, IdleRollout, Kill, NodeLoss, RaiseException
+from robustrl.faults import EveryNSteps, Fault, Hang, IdleRollout, Kill, NodeLoss, Partition, RaiseException
 from robustrl.runtime.injecting import Injector
 from robustrl.runtime.processes import read_start_ticks
 from robustrl.runtime.status_page import StatusPage
@@ -169,6 +169,49 @@ def test_calling_off_goes_through_the_node_and_is_recorded_once(tmp_path: Path) 
 
     host = Host(tmp_path)
     run(host, Kill("rollout-1"), too_late)
+
+
+class _Network:
+    """The nodes' links, and what was done to them."""
+
+    why_no_delay = ""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def link(self, node: str) -> str:
+        return f"link of {node}"
+
+    def cut(self, link: str) -> None:
+        self.done.append(f"cut {link}")
+
+    def heal(self, link: str) -> None:
+        self.done.append(f"heal {link}")
+
+
+@pytest.mark.parametrize("called_off", [True, False])
+def test_a_partition_hits_every_role_of_the_node_and_is_over_in_time_or_called_off(tmp_path: Path, called_off: bool) -> None:
+    host, network = Host(tmp_path), _Network()
+    host.config = msgspec.structs.replace(host.config, hosts="namespaces", nodes=2)
+    host.injector = Injector(host)  # type: ignore[arg-type]
+    host.injector.know_network(network)  # type: ignore[arg-type]
+    host.cluster = SimpleNamespace(unreachable=lambda node, timeout: "no answer" if network.done == ["cut link of node-1"] else "")  # type: ignore[attr-defined]
+    host.start("node_agent-1", "node-1", 7)
+
+    async def scenario() -> None:
+        number = await host.injector.inject(msgspec.to_builtins(Partition("rollout-1", seconds=30 if called_off else 0.2)))
+        while len(host.state.faults[number].hits) < 2:
+            await asyncio.sleep(0.01)
+        hits = host.state.faults[number].hits
+        assert {hit.role: hit.proof["answers"] for hit in hits} == {"rollout-1": False, "node_agent-1": False}
+        if called_off:
+            await host.injector.abort_fault(number)
+            host.tasks[0].cancel()
+        await asyncio.gather(*host.tasks, return_exceptions=True)
+        assert host.state.faults[number].outcome == ("aborted" if called_off else "over")
+        assert network.done == ["cut link of node-1", "heal link of node-1"]
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
 
 
 def test_a_schedule_is_followed_and_ends(tmp_path: Path) -> None:

@@ -207,6 +207,20 @@ def test_a_death_during_a_full_restart_has_it_done_again() -> None:
     assert scenario(play).done == [f"start {len(_NODES)}", "run"]
 
 
+def test_a_node_that_is_cut_off_is_lost_before_anything_is_started_there_again(tmp_path: Any) -> None:
+    def play(host: _Host) -> None:
+        host.shm = host.temp = tmp_path
+        host.config = JobConfig(profile="class", hosts="namespaces", nodes=2)
+        host.cluster.unreachable = lambda node, timeout: "" if "replace node-1" in host.done or node == "node-0" else "no answer"
+        for role in ("node_agent-1", "task_runner"):
+            host.record(decided(role))
+
+    host = scenario(play)
+    assert [(e.node, e.reason) for e in host.events if isinstance(e, ev.NodeLost)] == [("node-1", "cut off: no answer")]
+    assert host.done.count("replace node-1") == 1
+    assert host.done.index("replace node-1") < host.done.index("create node_agent-1")
+
+
 def test_a_lost_node_is_replaced_once_before_its_roles_come_back(tmp_path: Any) -> None:
     def play(host: _Host) -> None:
         host.shm = host.temp = tmp_path

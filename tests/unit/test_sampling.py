@@ -133,3 +133,16 @@ def test_housekeeping_is_no_activity_and_a_duty_cycle_is():
     idle[15] = 0.02  # 20 ms at once: more than 5% of a look, less than 5% of a second
     assert _meter([0.1] * 10 + idle).last == pytest.approx(1.0)
     assert _meter([0.02, 0.0] * 20).last > 3.8
+
+
+def test_a_stamp_from_before_the_agents_own_gap_is_not_older_for_it():
+    """A whole node that is frozen and goes on: the agent may look before the others have had their turn."""
+    looker = Looker(marks=(5.0,)).look(20)
+    looker.start += 60.0
+    looker.look(1, loop_age=60.1)
+    assert looker.logged[-1][1].loop_age < 0.5
+    looker.look(2, loop_age=0.0)
+    looker.start += 60.0
+    for i in range(60):  # one that had stopped before goes on ageing
+        looker.look(1, loop_age=60.1 + i / 10)
+    assert looker.logged[-1][1].loop_age == pytest.approx(6.0, abs=0.3)
