@@ -65,9 +65,12 @@ class Namespaces:
     def __init__(self) -> None:
         _run("sh", "-c", _SEE_OWN_INTERFACES)
         _run("ip", "link", "add", _BRIDGE, "type", "bridge")
-        _run("ip", "address", "add", f"{HEAD_IP}/24", "dev", _BRIDGE)
         _run("ip", "link", "set", _BRIDGE, "up")
-        _run("ip", "route", "add", "default", "dev", _BRIDGE)  # Ray asks which address packets to elsewhere would have
+        _run("ip", "link", "add", "head", "type", "veth", "peer", "name", "eth0")  # UCX takes no bridge for a device
+        _run("ip", "link", "set", "head", "master", _BRIDGE, "up")
+        _run("ip", "address", "add", f"{HEAD_IP}/24", "dev", "eth0")
+        _run("ip", "link", "set", "eth0", "up")
+        _run("ip", "route", "add", "default", "dev", "eth0")  # Ray asks which address packets to elsewhere would have
         self._hosts: dict[str, _Host] = {}
         self._made = 0
         self.why_no_delay = self._try_netem()
