@@ -1,13 +1,12 @@
 """What a job is made of: one validated, immutable configuration, the same from a notebook, a file and the command line.
 
-`make_config` and `load_config` build it from names and values, `check` says whether it makes sense, `check_machine` whether it can run
-here. All raise ConfigError with field, value and what is allowed; none imports a heavy package or asks the network.
+`make_config` and `load_config` build it from names and values, `check` says whether it makes sense; whether it can run here is
+requirements.py's to say. All raise ConfigError with field, value and what is allowed; none imports a heavy package or asks the network.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import json
 import math
 import os
@@ -20,7 +19,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import msgspec
 
 from .core.events import RecoverySettings
-from .errors import ConfigError, MissingExtra
+from .errors import ConfigError
 
 
 class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -125,7 +124,7 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     deadlines: Deadlines = Deadlines()
 
     def __post_init__(self) -> None:
-        for field, value in _PROFILES.get(self.profile, {}).items():
+        for field, value in PROFILES.get(self.profile, {}).items():
             if getattr(self, field) in ("auto", 0):
                 msgspec.structs.force_setattr(self, field, value)
 
@@ -145,12 +144,12 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return _TRAINER_SLOTS[self.profile]
 
 
-_PROFILES: dict[str, dict[str, Any]] = {
+PROFILES: dict[str, dict[str, Any]] = {
     "lab": {"engine": "vllm", "nodes": 4, "object_store_mb": 128},
     "class": {"engine": "torch", "nodes": 1, "object_store_mb": 80},  # Ray takes no less than 75
 }
 _TRAINER_SLOTS = {"lab": 4, "class": 2}
-_LEAST_NODES = {"lab": 3, "class": 1}
+LEAST_NODES = {"lab": 3, "class": 1}
 
 _AT_LEAST: dict[str, float] = {
     "steps": 1, "seed": 0, "prompts_per_step": 1, "samples_per_prompt": 2, "staleness": 0, "rollouts": 1, "trainer_ranks": 1,
@@ -172,18 +171,6 @@ _AT_MOST: dict[str, float] = {
 """Beyond these a number is a slip, and would only fail later in a library that cannot hold it."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-
-EXTRAS = {"ray": "job", "torch": "job", "transformers": "job", "ucxx": "job", "cloudpickle": "job", "vllm": "vllm-cpu"}
-"""Package that a job imports -> the extra that brings it (vllm on a GPU machine: ``gpu``)."""
-_GIB = 1 << 30
-_BASE = 0.3
-"""GiB, from PSS measured on the reference machine: host, raylets, engines with a tiny model, light roles."""
-_PER_NODE, _PER_RANK, _PER_LIGHT_ROLE = 0.1, 0.4, 0.09
-_SPARE = 0.7
-"""Of the free memory, that a job may take with the standbys that it was not asked for."""
-_PER_ROLLOUT = {"vllm": 2.0, "torch": 0.4}
-_WEIGHT_COPIES = {"rollout": 2, "rank": 4, "keeper": 8}
-"""How often each holds a custom model: an engine and its staging; weights, gradients and two moments; two snapshots and two versions."""
 
 
 def make_config(settings: Mapping[str, Any]) -> JobConfig:
@@ -236,57 +223,22 @@ def check(config: JobConfig) -> None:
                           f"samples_per_prompt = {config.prompts_per_step} x {config.samples_per_prompt})")
     if config.reward is not None and not config.reward.endswith(".pkl") and not re.fullmatch(r"[\w.]+:\w+", config.reward):
         raise ConfigError("reward", config.reward, "must be module:function, or a function given to robustrl.launch")
+    check_room(config)
     _check_model(config.model)
     from .rl.tasks import check_task
 
     check_task(config.task, config.task_options)
 
 
-def settle_standbys(config: JobConfig, available: tuple[int, str] | None = None) -> JobConfig:
-    """With their number decided, where it was left open."""
-    if config.standbys is not None:
-        return config
-    one = msgspec.structs.replace(config, standbys=1)
-    from .runtime.machine import available_memory
-
-    fits = config.profile == "lab" and config.address is None and memory_needed(one) <= _SPARE * (available or available_memory())[0]
-    return one if fits else msgspec.structs.replace(config, standbys=0)
-
-
-def check_machine(config: JobConfig, available: tuple[int, str] | None = None) -> None:
-    """Whether it can run here: the packages of the extras and, for a cluster of our own, memory. ``available``: bytes and where the bound
-    comes from, measured if not given. Raises MissingExtra, ConfigError.
-    """
-    for package, extra in EXTRAS.items():
-        if importlib.util.find_spec(package) is None and (package != "vllm" or config.engine == "vllm"):
-            hint = "; engine='torch' does without" if package == "vllm" else ""
-            raise MissingExtra(f"{package} is not installed; it comes with the extra [{extra}]: pip install 'robustrl[{extra}]'{hint}")
-    if config.hosts == "namespaces":
-        from .runtime import namespaces
-
-        namespaces.check()
-    if config.address is None:
-        from .runtime.machine import available_memory
-
-        free, bound = available or available_memory()
-        needs = memory_needed(config)
-        if needs > free:
-            raise ConfigError("memory", f"{free / _GIB:.1f} GiB", f"about {needs / _GIB:.1f} GiB are needed for {config.nodes} nodes, "
-                              f"{config.rollouts} {config.engine} rollouts and {config.trainer_ranks} trainer ranks (bound: {bound}); "
-                              "fewer rollouts or nodes, engine='torch' or profile='class' need less")
-
-
-def memory_needed(config: JobConfig) -> int:
-    """Bytes (PSS) of a whole job on a cluster of our own, estimated."""
-    light = 4 + config.agent_workers + 2 * config.nodes
-    gib = (_BASE + _PER_NODE * config.nodes + _PER_LIGHT_ROLE * light + _PER_RANK * config.trainer_ranks
-           + _PER_ROLLOUT[config.engine] * config.rollouts)
-    if config.standbys:
-        gib += _PER_LIGHT_ROLE + config.standbys * (_PER_RANK + _PER_ROLLOUT[config.engine])
-    folder = home(Path(config.model), "model")
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if config.model != "tiny" else 0
-    copies = (_WEIGHT_COPIES["rollout"] * config.rollouts + _WEIGHT_COPIES["rank"] * config.trainer_ranks + _WEIGHT_COPIES["keeper"])
-    return int(gib * _GIB) + copies * weights
+def check_room(config: JobConfig, tokens: int = 1, prompt: str = "") -> None:
+    """Whether completions of the length that was asked for fit behind a prompt of so many tokens. Raises ConfigError."""
+    field, wanted = "sampling.max_tokens", config.sampling.max_tokens
+    if wanted is None:
+        field, wanted = "task_options['max_tokens']", config.task_options.get("max_tokens")
+    if isinstance(wanted, int) and wanted > (most := config.max_model_len - tokens):
+        why = f", and the prompt {prompt!r:.80} has {tokens} tokens" if prompt else ""
+        bound = f"max_model_len = {config.max_model_len} bounds prompt and completion"
+        raise ConfigError(field, wanted, f"must be at most {most}: {bound}{why}")
 
 
 def home(path: Path, field: str) -> Path:
@@ -298,7 +250,7 @@ def home(path: Path, field: str) -> Path:
 
 
 def _check_cluster(config: JobConfig) -> None:
-    if config.nodes < (least := _LEAST_NODES[config.profile]):
+    if config.nodes < (least := LEAST_NODES[config.profile]):
         raise ConfigError("nodes", config.nodes, f"must be at least {least}" + (
             ": one for management, one for the trainer, one for rollouts; profile='class' runs on one" if least > 1 else ""))
     if config.trainer_ranks > config.trainer_slots:
@@ -364,5 +316,21 @@ def _wrong_type(error: msgspec.ValidationError, settings: Any) -> ConfigError:
         settings = settings[name] if isinstance(settings, Mapping) and name in settings else settings
         hints = get_type_hints(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else {}
         kind = hints.get(name, kind)
-    choices = [choice for choice in get_args(kind) if isinstance(choice, str)]
+    if text.startswith("Expected `object`"):
+        return ConfigError(field, settings, f"must be settings by name, {_example(kind, field, settings)}")
+    choices = _choices(kind)
     return ConfigError(field, settings, f"must be one of {', '.join(choices)}" if choices else text[0].lower() + text[1:].replace("`", ""))
+
+
+def _choices(kind: Any) -> list[str]:
+    return [choice for choice in get_args(kind) if isinstance(choice, str)]
+
+
+def _example(kind: Any, field: str, given: Any) -> str:
+    """What may have been meant by one value where several are named."""
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return f"e.g. {field}={{'max_tokens': 28}}"
+    hints = get_type_hints(kind)
+    name = next((name for name in kind.__struct_fields__ if given in _choices(hints[name])), None)
+    meant = {name: given} if name else {kind.__struct_fields__[0]: getattr(kind(), kind.__struct_fields__[0])}
+    return f"e.g. {field}={meant!r}; there are {', '.join(kind.__struct_fields__)}"

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from .config import JobConfig, memory_needed
+from .config import JobConfig
 from .errors import RobustRLError
+from .requirements import memory_needed
 from .runtime import machine, namespaces, registry
 
 _IMPORT_DEADLINE = 60.0

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from . import config as configuration
+from . import requirements
 from .config import JobConfig
 from .core.events import RunEnded
 from .core.lifecycle import DONE
@@ -61,8 +62,8 @@ def launch(config: JobConfig | None = None, *, reward: Callable[..., list[float]
     pickled = _pickle(reward) if callable(reward) else None
     config = configuration.make_config(given | ({"reward": reward} if isinstance(reward, str) else {}))
     configuration.check(config)
-    config = configuration.settle_standbys(config)
-    configuration.check_machine(config)
+    config = requirements.settle_standbys(config)
+    requirements.check_machine(config)
     with registry.locked():
         live = registry.find(config.name)
         mine = live is not None and live.owner == _me()
@@ -150,7 +151,7 @@ def _resume(folder: Path) -> Job:
             raise ConfigError("resume", str(folder), f"has no log that can be continued: {error}") from None
         if isinstance(last, RunEnded) and last.status == DONE:
             raise ConfigError("resume", str(folder), f"is done: {last.reason}")
-        configuration.check_machine(config)
+        requirements.check_machine(config)
         registry.check_name(config.name)
         processes.kill_marked(note.run, _LEFT_OVER)
         registry.clear_for_resume(note.run)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..config import JobConfig
+from ..config import JobConfig, check_room
 from ..errors import ConfigError, RobustRLError
 from ..rl.models import load_tokenizer
 from ..rl.rewards import load_reward
@@ -32,7 +32,8 @@ def check(config: JobConfig) -> None:
         if count and not prompts:
             raise ConfigError("task", config.task, f"gives no prompt for the split {split!r}")
         for prompt in prompts:
-            encode_within(task, tokenizer, prompt, config.max_model_len)
+            tokens = encode_within(task, tokenizer, prompt, config.max_model_len)
+            check_room(config, len(tokens), prompt.text)
 
 
 def main() -> None:

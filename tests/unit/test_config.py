@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
@@ -15,13 +16,12 @@ from robustrl.config import (
     GRPOConfig,
     JobConfig,
     check,
-    check_machine,
+    check_room,
     load_config,
     make_config,
-    memory_needed,
-    settle_standbys,
 )
 from robustrl.errors import ConfigError
+from robustrl.requirements import check_machine, memory_needed, settle_standbys
 from robustrl.runtime import namespaces
 
 GIB = 1 << 30
@@ -144,11 +144,16 @@ def test_files(tmp_path):
         load_config(tmp_path / "none.toml")
 
 
+def short_of_memory(**settings: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_machine(make_config(settings), (GIB, "control group /x, limit 1.00 GiB"))
+    return str(caught.value)
+
+
 def test_too_little_memory_is_stated_with_need_and_bound():
-    text = (r"memory = '3.0 GiB': about \d.\d GiB are needed for 4 nodes, 2 vllm rollouts and 1 trainer ranks "
-            r"\(bound: control group /x, limit 4.00 GiB\); fewer rollouts or nodes, engine='torch' or profile='class'")
-    with pytest.raises(ConfigError, match=text):
-        check_machine(make_config({}), (3 * GIB, "control group /x, limit 4.00 GiB"))
+    text = (r"memory = '1.0 GiB': about \d.\d GiB are needed for 4 nodes with object_store_mb = 128, 2 vllm rollouts and 1 trainer ranks "
+            r"\(bound: control group /x, limit 1.00 GiB\); fewer rollouts, fewer nodes, engine='torch' or profile='class' would need less")
+    assert re.fullmatch(text, short_of_memory())
     check_machine(make_config({"profile": "class"}), (3 * GIB, "control group /x, limit 3.00 GiB"))
     check_machine(make_config({"address": "auto"}), (0, "elsewhere"))
 
@@ -159,6 +164,54 @@ def test_hosts_of_their_own_are_refused_with_the_reason_where_they_cannot_be(mon
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match=rf"hosts = 'namespaces': is not possible here: .*{why}"):
         check_machine(make_config({"profile": "class", "nodes": 2, "hosts": "namespaces"}), (8 * GIB, "here"))
+
+
+def test_what_would_need_less_memory_is_not_what_is_in_use_already():
+    assert short_of_memory(profile="class").endswith("; fewer rollouts would need less")
+    assert short_of_memory(profile="class", rollouts=1).endswith("; this is the smallest job: end other programs, or raise that bound")
+    assert "; fewer trainer_ranks or standbys=0 would" in short_of_memory(profile="class", rollouts=1, trainer_ranks=2, standbys=1)
+    assert "; engine='torch' would" in short_of_memory(profile="class", rollouts=1, engine="vllm")
+
+
+def test_a_large_object_store_counts_as_memory():
+    roomy = (64 * GIB, "free memory of the machine")
+    check_machine(make_config({"object_store_mb": 4096}), roomy)
+    text = r"84\.\d GiB are needed for 4 nodes with object_store_mb = 20000.*; a smaller object_store_mb \(128\),"
+    with pytest.raises(ConfigError, match=text):
+        check_machine(make_config({"object_store_mb": 20000}), roomy)
+
+
+def test_a_nested_setting_given_as_one_value_says_what_is_meant():
+    for settings, text in (
+        ({"recovery": "full"}, "recovery = 'full': must be settings by name, e.g. recovery={'mode': 'full'}; there are mode, standbys"),
+        ({"recovery": "warm"}, "recovery = 'warm': must be settings by name, e.g. recovery={'standbys': 'warm'}; there are mode, standbys"),
+        ({"recovery": None}, "e.g. recovery={'mode': 'isolated'}; there are mode, standbys"),
+        ({"recovery": ["full"]}, "e.g. recovery={'mode': 'isolated'}; there are mode, standbys"),
+        ({"sampling": 0.5}, "sampling = 0.5: must be settings by name, e.g. sampling={'temperature': 1.0}; there are temperature, top_p, "),
+        ({"task_options": 3}, "task_options = 3: must be settings by name, e.g. task_options={'max_tokens': 28}"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(text)):
+            make_config(settings)
+    nested = [name for name, hint in get_type_hints(JobConfig).items() if isinstance(hint, type) and issubclass(hint, msgspec.Struct)]
+    assert len(nested) >= 4
+    for name in nested:
+        with pytest.raises(ConfigError, match=f"^{name} = 1: must be settings by name, e.g. {name}={{"):
+            make_config({name: 1})
+
+
+def test_a_completion_must_fit_behind_its_prompt():
+    for settings, text in (
+        ({"sampling": {"max_tokens": 1024}}, "sampling.max_tokens = 1024: must be at most 1023: max_model_len = 1024 bounds"),
+        ({"task_options": {"max_tokens": 64}, "max_model_len": 64}, "task_options['max_tokens'] = 64: must be at most 63: max_"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(text)):
+            check(make_config(settings))
+    check(make_config({"sampling": {"max_tokens": 8}, "task_options": {"max_tokens": 5000}}))  # the first is in force
+    check(make_config({"max_model_len": 20}))  # the task's own length is cut off where the engine's ends
+    config = make_config({"sampling": {"max_tokens": 1020}})
+    check_room(config, 4, "1+1=")
+    with pytest.raises(ConfigError, match=r"sampling.max_tokens = 1020: must be at most 1019: .* and the prompt '1\+1=' has 5 tokens"):
+        check_room(config, 5, "1+1=")
 
 
 def test_the_estimate_knows_engines_roles_and_a_model_of_ones_own(tmp_path):

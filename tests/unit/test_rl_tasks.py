@@ -211,6 +211,9 @@ def test_prompts_that_no_engine_takes_are_named_before_a_role_starts(tmp_path):
         path.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
         with pytest.raises(ConfigError, match=text):
             check(make_config({"task": f"jsonl:{path}", "reward": "builtins:len", "max_model_len": 32}))
+    path.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in ("1+1=", "1+2+3+4+5=")))
+    with pytest.raises(ConfigError, match=r"sampling.max_tokens = 30: must be at most 2[0-9]: max_model_len = 32 .* the prompt '1\+"):
+        check(make_config({"task": f"jsonl:{path}", "reward": "builtins:len", "max_model_len": 32, "sampling": {"max_tokens": 30}}))
 
 
 def test_models(tmp_path, monkeypatch):
