@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
-from .config import JobConfig
+from .config import JobConfig, home
 from .core import events as ev
 from .core.accounting import Account, account
 from .core.run_state import RunState
@@ -29,6 +29,7 @@ from .live_settings import LiveRecovery, LiveThresholds
 from .role_handles import RoleHandle, Roles, tail
 from .runtime import processes, wire
 from .runtime.registry import JobEntry
+from .saving import folder_to_write
 from .tables import Events, RecoveryTable, Table, recoveries, trajectories
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Job:
 
     def __init__(self, entry: JobEntry, process: subprocess.Popen[bytes] | None = None) -> None:
         self.name, self.run, self.run_dir = entry.name, entry.run, Path(entry.run_dir)
-        self.config = msgspec.json.decode((self.run_dir / "config.json").read_bytes(), type=JobConfig)
+        self.config = self._read_config()
         self.aio = AsyncJob(self)
         """The same verbs for an asyncio program: ``await job.aio.wait(step=10)``."""
         self._entry, self._process = entry, process
@@ -66,6 +67,13 @@ class Job:
         self._lost: RobustRLError | None = None
         """Why the log has no closing record although the host is gone."""
         threading.Thread(target=self._follow, name=f"robustrl-job {self.run}", daemon=True).start()
+
+    def _read_config(self) -> JobConfig:
+        """The run directory may have been removed while the job runs: then the log says it, once it comes."""
+        try:
+            return msgspec.json.decode((self.run_dir / "config.json").read_bytes(), type=JobConfig)
+        except FileNotFoundError:
+            return JobConfig(name=self.name)
 
     # -- what there is to see --------------------------------------------------------------------------------------------------------------
 
@@ -182,8 +190,13 @@ class Job:
         self._call("resume", timeout)
 
     def save_pretrained(self, path: str | Path, timeout: float | None = None) -> Path:
-        """Write model and tokenizer of the newest version as transformers reads them, also after the end of the job. Returns the folder."""
-        target = Path(path).expanduser().absolute()
+        """Write model and tokenizer of the newest version as transformers reads them, also after the end of the job. Returns the folder.
+
+        Raises ConfigError, before anything is done, for a path where no folder can be written; JobFailed, WaitTimeout, HostGone. On an
+        existing cluster a job that runs writes on the trainer's machine.
+        """
+        here = self.over or self.config.address is None
+        target = folder_to_write(path) if here else home(Path(path), "path").absolute()
         if not self._copied_model(target):
             self._call("save_pretrained", timeout, path=str(target))
         return target
@@ -328,7 +341,10 @@ class Job:
         source = self.run_dir / "model"
         if not self.over or not source.is_dir():
             return False
-        shutil.copytree(source, target, dirs_exist_ok=True)
+        try:
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        except OSError as error:
+            raise RobustRLError(f"the model could not be copied to {target}: {error}") from None
         return True
 
     def _host_gone(self, timeout: float) -> bool:
@@ -372,6 +388,8 @@ class Job:
         with self._changed:
             for entry in entries:
                 self._entries.append(entry)
+                if isinstance(entry.event, ev.RunStarted):
+                    self.config = msgspec.convert(entry.event.config, JobConfig)
                 try:
                     self._state.apply(entry)
                 except ValueError as error:  # shown, not fatal to the one who looks on: `robustrl audit` is the judge

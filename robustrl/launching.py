@@ -195,6 +195,8 @@ def _pickle(function: Callable[..., Any]) -> bytes:
 
 def _same_job(live: JobEntry, config: JobConfig, pickled: bytes | None) -> bool:
     folder = Path(live.run_dir)
+    if not (folder / "config.json").exists():
+        return False  # its run directory was removed
     other = msgspec.json.decode((folder / "config.json").read_bytes(), type=JobConfig)
     stored = folder / "reward.pkl"
     if (stored.read_bytes() if stored.exists() else None) != pickled:

@@ -25,6 +25,7 @@ from robustrl.errors import ConfigError, TrainingError
 from robustrl.rl.grpo import group_advantages, token_loss
 from robustrl.rl.models import load_model, load_tokenizer
 from robustrl.rl.trajectory import Trajectory
+from robustrl.saving import folder_to_write
 
 _SUMS = ("loss", "importance_weight", "clip_fraction", "kl", "kl_reference", "entropy")
 
@@ -235,7 +236,9 @@ class Learner:
         self.step = step
 
     def save_pretrained(self, path: str) -> None:
-        """Model and tokenizer in Hugging Face's format; rank 0 writes. Collective where sharded."""
+        """Model and tokenizer in Hugging Face's format; rank 0 writes. Collective where sharded. Raises ConfigError naming ``path``."""
+        if self._rank == 0:
+            folder_to_write(path)  # transformers would only log that it is a file
         weights = self.weights()
         if self._rank == 0:
             self.model.save_pretrained(path, state_dict=weights)

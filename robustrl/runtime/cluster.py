@@ -274,6 +274,7 @@ class JoinedCluster:
     def __init__(self, address: str, run: str) -> None:
         self.address, self.run = address, run
         self.nodes: list[NodeSpec] = []
+        self._joined = False
 
     def start(self, deadline: float) -> None:
         """Connects and lists the nodes that are alive, in the order of Ray's ids, as node-0, node-1, ...
@@ -288,6 +289,7 @@ class JoinedCluster:
             _connect(self.address, self.run)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise JobFailed(f"address = {self.address!r}: no Ray cluster could be joined there: {error}") from error
+        self._joined = True
         import ray
 
         alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"])
@@ -321,12 +323,16 @@ class JoinedCluster:
         return _create_actor(spec, node, name, runtime_env={"env_vars": {MARK: self.run, "SPT_NOENV": "1"}})
 
     def stop(self, actors: dict[str, Any], deadline: float) -> None:
-        """Kills our actors and disconnects; all else there belongs to others. A stopped (SIGSTOP) actor is left to its node's agent."""
-        if "ray" in sys.modules:
-            import ray
+        """Kills our actors and disconnects; all else there belongs to others. A stopped (SIGSTOP) actor is left to its node's agent.
 
-            for handle in actors.values():
-                ray.kill(handle)
+        A thread that still waits for the cluster to answer is left alone: there is nothing of ours there, and it ends with this process.
+        """
+        if not self._joined:
+            return
+        import ray
+
+        for handle in actors.values():
+            ray.kill(handle)
         _disconnect()
 
 

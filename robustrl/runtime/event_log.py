@@ -66,6 +66,8 @@ class EventLog:
         self._resume = resume
         self._clock = clock
         self._seq, self._chain, self._ended = 0, GENESIS, False
+        self.removed = False
+        """Somebody deleted the file: it lives on as long as this process does, and no longer."""
         self._last: dict[tuple[str, int], int] = {}
         self._synced = clock()
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -122,6 +124,17 @@ class EventLog:
         """Number of the last entry, 0 for none."""
         return self._seq
 
+    @property
+    def ended(self) -> bool:
+        """The closing record is written."""
+        return self._ended
+
+    def lines(self, after: int) -> list[bytes]:
+        """The log's lines but the first ``after``, without newline; also of a file that was removed."""
+        with open(self._fd if self._fd >= 0 else self.path, "rb", closefd=self._fd < 0) as file:
+            file.seek(0)
+            return file.read().splitlines()[after:]
+
     def sync(self) -> None:
         os.fdatasync(self._fd)
 
@@ -139,7 +152,8 @@ class EventLog:
         self.close()
 
     def _write(self, data: bytes) -> None:
-        start = os.fstat(self._fd).st_size
+        state = os.fstat(self._fd)
+        start, self.removed = state.st_size, state.st_nlink == 0
         try:
             while data:
                 data = data[os.write(self._fd, data):]

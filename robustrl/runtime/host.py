@@ -79,6 +79,7 @@ class Host:
         self.write(lambda: self.event_log.record(event))
 
     def write(self, write: Callable[[], ev.Entry | None]) -> None:
+        was_there = not self.event_log.removed
         try:
             entry = write()
         except LogError as error:
@@ -86,6 +87,9 @@ class Host:
                 self._end_without_room(error)
             raise
         self._written(entry)
+        if was_there and self.event_log.removed and not self.event_log.ended:
+            text = "was removed while the job runs: it goes on from memory, and nothing of the run is left on disk once it ends"
+            self.record(ev.WarningRaised(text=f"{self.event_log.path} {text}"))
 
     def _end_without_room(self, error: LogError) -> None:
         """The log cannot be written any more: the job ends, and what was kept back has room for saying so."""
@@ -190,7 +194,7 @@ class Host:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             log.error("the job cannot go on", exc_info=error)
-            self.decide_end(FAILED, str(error) if isinstance(error, RobustRLError) else f"{type(error).__name__}: {error}")
+            self.decide_end(FAILED, str(error) if isinstance(error, RobustRLError) else _foreign(error))
 
     def decide_end(self, status: str, reason: str) -> None:
         if not self.end.done():
@@ -353,6 +357,11 @@ class Host:
             self._reaper.dismiss()  # else a thread still starts nodes: the reaper removes what it makes, once this process is gone
 
 
+def _foreign(error: BaseException) -> str:
+    """Of an error that is none of ours: also where it was raised, which its own text seldom says."""
+    return "\n".join((f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m robustrl.runtime.host", description=__doc__)
     parser.add_argument("run_dir", type=Path)
@@ -363,14 +372,19 @@ def main(argv: list[str] | None = None) -> None:
     host = Host(run_dir)
     if host.config.hosts == "namespaces" and not given.inside:
         namespaces.enter(["-m", "robustrl.runtime.host", str(run_dir)])
+    asyncio.run(_run(host))
+
+
+async def _run(host: Host) -> None:
+    """Does not return: threads of Ray's driver may still wait for a cluster that is gone, or that never answered, and nobody for them."""
     try:
-        code = asyncio.run(host.main())
+        code = await host.main()
     except (RobustRLError, LogError) as error:
         log.exception("the host could not start")
-        (run_dir / "host-error.json").write_bytes(msgspec.json.encode(wire.Failure.of(error)))
+        (host.run_dir / "host-error.json").write_bytes(msgspec.json.encode(wire.Failure.of(error)))
         code = 1
     logging.shutdown()
-    os._exit(code)  # threads of Ray's driver may still wait for a cluster that is gone
+    os._exit(code)
 
 
 if __name__ == "__main__":

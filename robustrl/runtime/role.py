@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Awaitable
@@ -35,6 +36,7 @@ UCX_ROOM = 16 << 20
 """Bytes of the shared-memory mount that a process with UCX is sure to get along with; 4 MB each were measured."""
 _PHASE_LOOK = 0.005
 """Seconds between two looks for the phase in which a fault is to strike."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LAST_WORDS = 2.0
 _REST = {RoleKind.TRAINER: Phase.WAITING_BATCH, RoleKind.ROLLOUT: Phase.WAITING_REQUEST, RoleKind.STANDBY: Phase.WARMING}
 
@@ -126,7 +128,8 @@ class Peer:
         self._directory, self.role = directory, role
 
     async def call(self, method: str, *args: Any, deadline: float, again: bool = False, **kwargs: Any) -> Any:
-        """Result of ``method``. Raises WaitTimeout naming role and method, PeerDied when the role has died, or what the method raised.
+        """Result of ``method``. Raises WaitTimeout naming role and method, PeerDied when the role has died, or what the method raised, with
+        its own text.
 
         ``again``: the call means the same when it is made twice; should the role die, its next life is asked, within the same deadline.
         """
@@ -148,9 +151,8 @@ class Peer:
                 if not again:
                     raise PeerDied(f"{self.role} died during {method}(): {type(error).__name__}") from None
             except ray.exceptions.RayTaskError as error:
-                cause = error.as_instanceof_cause()
-                if not (again and isinstance(cause, NotHere)):
-                    raise cause from None
+                if not (again and isinstance(error.cause, NotHere)):
+                    raise _as_raised(error, f"{self.role}.{method}()") from None
             await self._directory.successor(self.role, incarnation, end - time.monotonic())
 
 
@@ -298,7 +300,7 @@ class Role:
     def die(self, error: BaseException) -> None:
         """Say why, in the event log and as the last lines of the role's own log, and exit."""
         self.log.error("%s cannot go on", self.spec.role, exc_info=error)
-        self.emit(ev.ErrorRaised(role=self.spec.role, incarnation=self.spec.incarnation, error=_class_name(error), text=str(error)))
+        self.emit(ev.ErrorRaised(role=self.spec.role, incarnation=self.spec.incarnation, error=type(error).__name__, text=str(error)))
         try:
             self.emitter.flush(timeout=_LAST_WORDS)
         except WaitTimeout as late:
@@ -320,9 +322,13 @@ class Role:
         os._exit(3)
 
 
-def _class_name(error: BaseException) -> str:
-    """Ray derives classes of its own from those of remote errors: the name of ours."""
-    return next((base.__name__ for base in type(error).__mro__ if base.__module__ == RobustRLError.__module__), type(error).__name__)
+def _as_raised(error: Any, where: str) -> BaseException:
+    """The error that a remote method raised, for Ray's own text of it is a traceback in colours; that of a foreign one is logged here."""
+    cause: BaseException = error.cause
+    if not isinstance(cause, RobustRLError):
+        logging.getLogger("peer").warning("%s raised:\n%s", where, _COLOURS.sub("", str(error)))
+        cause.add_note(f"raised by {where}")
+    return cause
 
 
 def _redirect_output(path: str) -> None:

@@ -63,7 +63,7 @@ class Serving:
 
     async def _stream(self, after: int, outbox: Outbox, writer: asyncio.StreamWriter) -> None:
         """History from the file, then each line as it is written; one message for all that is ready."""
-        history = self._host.event_log.path.read_bytes().splitlines()[after:]
+        history = self._host.event_log.lines(after)
         self._host.outboxes.append(outbox)
         try:
             for start in range(0, len(history), 1000):

@@ -205,6 +205,17 @@ def test_a_full_disk_leaves_no_half_line(path: Path, monkeypatch: pytest.MonkeyP
     assert [entry.n for entry in read_log(path)] == [1, 2]
 
 
+def test_a_log_that_was_removed_goes_on_and_says_so(path: Path) -> None:
+    with EventLog(path, Clock()) as log:
+        log.append(emitted(1))
+        assert not log.removed
+        path.unlink()
+        assert log.append(emitted(2)) is not None and log.removed
+        assert [ev.entry_decoder.decode(line).n for line in log.lines(0)] == [1, 2] and len(log.lines(1)) == 1
+        log.append(emitted(3))
+        assert len(log.lines(0)) == 3 and not path.exists()
+
+
 def test_audit_of_a_run_directory(path: Path) -> None:
     def store(entries: list[ev.Entry]) -> None:
         path.write_bytes(b"".join(ev.encoder.encode(entry) + b"\n" for entry in entries))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
+import shutil
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -72,6 +73,35 @@ def test_a_full_disk_ends_the_job_with_a_closing_record_that_says_so(tmp_path: P
         _FullDisk.full = False
     assert audit_run(tmp_path) == []
     assert not (tmp_path / "reserve").exists() and (tmp_path / "summary.json").exists()
+
+
+def test_a_run_directory_that_is_removed_is_said_once_and_the_job_goes_on_from_memory(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+
+    async def scenario() -> list[ev.Entry]:
+        host = _host(folder)
+        host.end = asyncio.get_running_loop().create_future()
+        host.record(ev.WarningRaised(text="before"))
+        shutil.rmtree(folder)
+        for number in (1, 2):
+            host.serving.take_events(msgspec.msgpack.encode([ev.Emitted("rollout-0", 1, number, 0.5, ev.WarningRaised(text="after"))]))
+        lines: list[bytes] = []
+        server = await wire.listen(f"unix:{tmp_path}/socket", host.serving.serve)
+        client = wire.HostClient(f"unix:{tmp_path}/socket")
+        client.subscribe(lines.extend)  # one who joins late
+        while len(lines) < 4:
+            await asyncio.sleep(0.01)
+        client.close()
+        server.close()
+        host.decide_end(FAILED, "enough")
+        host._close_log(host.end.result())
+        return [ev.entry_decoder.decode(line) for line in lines]
+
+    told = [entry.event.text for entry in asyncio.run(asyncio.wait_for(scenario(), 10))]
+    assert [told[0], told[1], told[3]] == ["before", "after", "after"]
+    assert told[2] == (f"{folder}/events.jsonl was removed while the job runs: it goes on from memory, and nothing of the run is left on "
+                       "disk once it ends")
 
 
 def test_whatever_the_roles_ask_for_is_a_verb_of_the_host() -> None:

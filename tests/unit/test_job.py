@@ -25,6 +25,7 @@ from robustrl.core import events as ev
 from robustrl.errors import ConfigError, HostGone, JobFailed, MissingExtra, WaitTimeout
 from robustrl.faults import Kill
 from robustrl.runtime import processes, registry
+from robustrl.saving import folder_to_write
 
 _FAKE = str(Path(__file__).with_name("fake_host.py"))
 
@@ -237,6 +238,17 @@ def test_attach_sees_the_same_job_and_names_what_there_is(start):
         robustrl.attach("unseen")
 
 
+def test_a_job_whose_run_directory_was_removed_can_still_be_attached_to_and_stopped(start):
+    job = start(name="bare", steps=5)
+    tell(job, "advance", step=2)
+    (job.run_dir / "config.json").unlink()  # the rest too, but the fake host cannot write its log then
+    other = robustrl.attach("bare")
+    assert other.wait(step=2, timeout=10).config.steps == 5
+    assert "bare" in repr(other) and other.metrics
+    other.stop()
+    assert other.status == "stopped"
+
+
 def test_on_an_existing_cluster_an_equal_configuration_reattaches(start):
     first = start(name="remote", address="auto")
     assert start(name="remote", address="auto").run == first.run
@@ -401,6 +413,36 @@ def test_a_saved_model_outlives_the_job(start, tmp_path):
     shutil.rmtree(job.run_dir / "model")
     with pytest.raises(HostGone, match="has ended"):
         job.save_pretrained(tmp_path / "never")
+
+
+def test_a_path_where_no_model_can_be_saved_is_named_before_anything_is_done(start, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    job = start()
+
+    def refused(path: Any) -> str:
+        with pytest.raises(ConfigError) as caught:
+            job.save_pretrained(path, timeout=5.0)
+        assert caught.value.field == "path"
+        return str(caught.value)
+
+    for _ in ("while it runs", "after its end"):
+        assert refused(file) == f"path = {str(file)!r}: must be a folder that can be written, or a name where one can be made: it is a file"
+        assert f"path = '{file}/sub': must be a folder that can be written" in refused(file / "sub")
+        assert refused("/proc/x/y").startswith("path = '/proc/x/y': must be a folder that can be written, or a name where one can be")
+        assert "names a home that is not there" in refused("~nobody-of-that-name/x") and "path = 3: must be a folder" in refused(3)
+        assert "null byte" in refused("a\0b")
+        (job.run_dir / "model").mkdir(exist_ok=True)
+        tell(job, "finish") if not job.over else None
+        job.wait(timeout=10)
+    assert file.read_text() == "mine" and sorted(path.name for path in tmp_path.iterdir()) == ["file", "runs"]
+
+
+def test_nothing_is_left_of_the_trial_of_a_path(tmp_path):
+    (tmp_path / "there").mkdir()
+    for path in (tmp_path / "there", tmp_path / "a" / "b"):
+        assert folder_to_write(path) == path
+    assert [*tmp_path.rglob("*")] == [tmp_path / "there"]
 
 
 _LIGHT = """

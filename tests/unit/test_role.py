@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import Any
 
 import pytest
 
-from robustrl.errors import PeerDied
+from robustrl.errors import ConfigError, PeerDied
 from robustrl.runtime.role import LifeEnded, Peer, Role
 
 
@@ -57,3 +58,24 @@ def test_an_actor_that_ray_does_not_know_any_more_is_a_peers_death(monkeypatch: 
     monkeypatch.setattr(ray, "get_actor", get_actor)
     with pytest.raises(PeerDied, match="rollout-0 incarnation 3 has died"):
         asyncio.run(role.present("rollout-0"))
+
+
+@pytest.mark.parametrize("raised", [ConfigError("path", "/proc/x", "must be a folder"), OSError(28, "No space left on device")])
+def test_an_error_of_a_peer_arrives_as_it_was_raised_and_without_colours(raised: Exception) -> None:
+    """Ray's own text for it is a traceback with the colours of a terminal."""
+    exceptions = pytest.importorskip("ray.exceptions")
+    task = exceptions.RayTaskError("invoke", "Traceback (most recent call last):\n\x1b[36mray\x1b[39m", raised, "worker", 7, "127.0.0.1")
+    across = pickle.loads(pickle.dumps(task)).as_instanceof_cause()
+    assert "\x1b[" in str(across)
+
+    async def failing() -> None:
+        raise across
+
+    class Directory:
+        async def present(self, role: str) -> tuple[int, Any]:
+            return 1, type("Handle", (), {"invoke": type("Method", (), {"remote": staticmethod(lambda *_: failing())})})
+
+    with pytest.raises(type(raised)) as caught:
+        asyncio.run(Peer(Directory(), "trainer-0").call("save_pretrained", deadline=5.0))  # type: ignore[arg-type]
+    assert type(caught.value) is type(raised) and str(caught.value) == str(raised)
+    assert getattr(caught.value, "__notes__", []) == ([] if isinstance(raised, ConfigError) else ["raised by trainer-0.save_pretrained()"])
