@@ -1,4 +1,4 @@
-"""The command line: ``robustrl demo | run CONFIG | audit RUN | export RUN | ps | stop | doctor | dashboard | bench NAME``.
+"""The command line: ``robustrl demo | run CONFIG | settings | audit RUN | export RUN | ps | stop | doctor | dashboard | bench NAME``.
 
 Tables and messages go to stderr, results to stdout. Exit status: 0 done; 1 failed, with the reason; 2 wrong usage or a setting that cannot
 be accepted; 130 ended by Ctrl-C, which also ends the job that the command started.
@@ -50,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     run = add("run", _run, "Run the job that a TOML or JSON file describes, with the names of JobConfig.")
     run.add_argument("config", type=Path, metavar="CONFIG")
     run.add_argument("--json", action="store_true", help="print nothing but the JSON line")
+    settings = add("settings", _settings, "Print all settings of a job with their defaults, as a config file for run.")
+    settings.add_argument("--profile", choices=("lab", "class"), default="lab")
     audit = add("audit", _audit, "Check a run's log by itself; names the first violated rule.")
     audit.add_argument("run", type=Path, metavar="RUN", help="run directory, e.g. runs/latest, or its events.jsonl")
     audit.add_argument("--witness", action="store_true", help="hold the log of the run's witness against it, too")
@@ -94,6 +96,14 @@ def _run(arguments: argparse.Namespace) -> int:
     from .config import load_config
 
     return _run_to_end(msgspec.structs.asdict(load_config(arguments.config)), arguments.json)
+
+
+def _settings(arguments: argparse.Namespace) -> int:
+    from .config import JobConfig
+    from .settings_text import settings_text
+
+    print(settings_text(JobConfig(profile=arguments.profile)), end="")
+    return 0
 
 
 def _run_to_end(settings: dict[str, Any], quiet: bool) -> int:

@@ -146,10 +146,15 @@ def _recoveries(trace: _Trace, entries: Sequence[ev.Entry], end: float) -> None:
 
 
 def write_perfetto(run: str | Path, path: str | Path) -> int:
-    """The trace of a run directory, or of its events.jsonl, into a file. Returns the number of trace events. Raises LogError, OSError."""
-    from .runtime.event_log import read_log
+    """The trace of a run directory, or of its events.jsonl, into a file. Returns the number of trace events. Raises LogError, also for a
+    log without entries, and OSError.
+    """
+    from .runtime.event_log import LogError, read_log
 
     run = Path(run)
-    trace = perfetto(read_log(run / "events.jsonl" if run.is_dir() else run, live=True))
+    log = run / "events.jsonl" if run.is_dir() else run
+    if not (entries := read_log(log, live=True)):
+        raise LogError(f"{log}: holds no entries, so there is nothing to show")
+    trace = perfetto(entries)
     Path(path).write_bytes(msgspec.json.encode(trace))
     return len(trace["traceEvents"])

@@ -88,7 +88,7 @@ class Host:
             raise
         self._written(entry)
         if was_there and self.event_log.removed and not self.event_log.ended:
-            text = "was removed while the job runs: it goes on from memory, and nothing of the run is left on disk once it ends"
+            text = "was removed while the job runs: it goes on from memory, and this log is lost once it ends"
             self.record(ev.WarningRaised(text=f"{self.event_log.path} {text}"))
 
     def _end_without_room(self, error: LogError) -> None:

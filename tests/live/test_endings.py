@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -38,6 +40,17 @@ def test_stop_while_starting(launch: Launch) -> None:
     job.stop()
     assert_clean(job.run)
     assert job.status == "stopped"
+
+
+def test_stop_while_joining_a_cluster_that_never_answers(launch: Launch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        job = launch(address=f"127.0.0.1:{deaf.getsockname()[1]}", keep_alive=False, **_LONG)
+        wait_for("Ray's import", lambda: "ray" in Path(f"/proc/{job._entry.host_pid}/maps").read_text())
+        time.sleep(2.0)  # for the connection
+        begin = time.monotonic()
+        job.stop()
+        assert time.monotonic() - begin < 6.0 and job.status == "stopped"
+        assert_clean(job.run)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +129,7 @@ def test_ctrl_c_of_the_demo_stops_it(tmp_path: Path) -> None:
     assert demo.returncode == 130, output
 
 
-def test_two_jobs_do_not_disturb_each_other_and_a_new_launch_replaces_one(launch: Launch) -> None:
+def test_two_jobs_go_on_beside_each_other_a_new_launch_replaces_one_and_a_removed_run_directory_ends_none(launch: Launch) -> None:
     first, second = launch(name="first", **_LONG), launch(name="second", **_LONG)
     first.wait(step=1, timeout=180)
     second.wait(step=1, timeout=180)
@@ -131,3 +144,12 @@ def test_two_jobs_do_not_disturb_each_other_and_a_new_launch_replaces_one(launch
     third.wait(step=1, timeout=180)
     assert second.status == "stopped" and third.run in second.reason
     assert_clean(second.run)
+
+    shutil.rmtree(third.run_dir, ignore_errors=True)  # a checkpoint may come into being meanwhile
+    third.wait(step=third.step + 2, timeout=60)
+    late = robustrl.attach("second")
+    late.wait(step=third.step, timeout=60)
+    told = [e.event.text for e in late.events if isinstance(e.event, ev.WarningRaised) and "was removed while the job runs" in e.event.text]
+    assert len(told) == 1 and str(third.run_dir) in told[0] and late.config.steps == _LONG["steps"]
+    third.stop()
+    assert third.status == "stopped" and audit(third.events) == []

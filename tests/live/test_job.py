@@ -12,7 +12,7 @@ import pytest
 import robustrl
 from robustrl.core import events as ev
 from robustrl.core.audit import audit
-from robustrl.errors import WaitTimeout
+from robustrl.errors import ConfigError, WaitTimeout
 from robustrl.job import Job
 from robustrl.runtime.event_log import read_log
 from tests.live.conftest import assert_clean
@@ -82,6 +82,10 @@ def test_a_saved_model_loads_in_transformers(job: Job, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(path)
     assert model.config.model_type == "qwen3"
     assert AutoTokenizer.from_pretrained(path).encode("3*7=")
+    with pytest.raises(ConfigError) as caught:  # what the trainer finds, as on a cluster whose disks are not this machine's
+        job._call("save_pretrained", 60.0, path="/proc/x")
+    text = "path = '/proc/x': must be a folder that can be written, or a name where one can be made: "
+    assert caught.value.field == "path" and str(caught.value).startswith(text) and "\x1b" not in str(caught.value)
 
 
 def test_logs_of_a_role(job: Job) -> None:

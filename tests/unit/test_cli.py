@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,8 +17,10 @@ import pytest
 from made_log import forge, made_log
 
 from robustrl import cli, doctor, launching
+from robustrl.config import JobConfig, _fields, check, load_config, make_config
 from robustrl.core import events as ev
 from robustrl.runtime import registry
+from robustrl.settings_text import settings_text
 
 _FAKE = str(Path(__file__).with_name("fake_host.py"))
 
@@ -80,6 +83,30 @@ def test_run_takes_a_file_and_names_an_unknown_key(monkeypatch, capsys, tmp_path
     config.write_text("stebs = 2\n")
     assert cli.main(["run", str(config)]) == 2
     assert capsys.readouterr().err == "robustrl: stebs = 2: there is no such setting; did you mean steps?\n"
+
+
+@pytest.mark.parametrize("profile", ["lab", "class"])
+def test_settings_are_a_config_file_with_every_default(profile, capsys, tmp_path):
+    assert cli.main(["settings", "--profile", profile]) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "all.toml").write_text(text)
+    assert load_config(tmp_path / "all.toml") == JobConfig(profile=profile)
+    for name in _fields(JobConfig):
+        assert re.search(rf"^(# )?\[?{name.rpartition('.')[2]}\b( =| is not set|\])", text, re.MULTILINE), name
+    assert 'mode = "isolated"  # observe | isolated | full' in text and "restart everything, the usual baseline." in text
+    assert "Seconds after which a wait ends" in text and "Struct" not in text
+
+
+def test_a_mapping_of_settings_is_written_as_it_is_read(tmp_path):
+    config = make_config({"task_options": {"max_tokens": 9, "tool_seconds": 0.5}, "keep_alive": True, "model": 'a"b\\c'})
+    (tmp_path / "it.toml").write_text(settings_text(config))
+    assert load_config(tmp_path / "it.toml") == config
+
+
+def test_the_example_configuration_is_accepted():
+    config = load_config(Path(__file__).parents[2] / "examples" / "job.toml")
+    check(config)
+    assert config != JobConfig(profile=config.profile)
 
 
 def _write(folder: Path, entries: list[ev.Entry]) -> None:

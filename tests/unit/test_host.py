@@ -100,8 +100,7 @@ def test_a_run_directory_that_is_removed_is_said_once_and_the_job_goes_on_from_m
 
     told = [entry.event.text for entry in asyncio.run(asyncio.wait_for(scenario(), 10))]
     assert [told[0], told[1], told[3]] == ["before", "after", "after"]
-    assert told[2] == (f"{folder}/events.jsonl was removed while the job runs: it goes on from memory, and nothing of the run is left on "
-                       "disk once it ends")
+    assert told[2] == f"{folder}/events.jsonl was removed while the job runs: it goes on from memory, and this log is lost once it ends"
 
 
 def test_whatever_the_roles_ask_for_is_a_verb_of_the_host() -> None:
