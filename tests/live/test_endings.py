@@ -45,7 +45,7 @@ def test_stop_while_starting(launch: Launch) -> None:
 def test_stop_while_joining_a_cluster_that_never_answers(launch: Launch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         job = launch(address=f"127.0.0.1:{deaf.getsockname()[1]}", keep_alive=False, **_LONG)
-        wait_for("Ray's import", lambda: "ray" in Path(f"/proc/{job._entry.host_pid}/maps").read_text())
+        wait_for("Ray's import", lambda: "_raylet" in Path(f"/proc/{job._entry.host_pid}/maps").read_text())
         time.sleep(2.0)  # for the connection
         begin = time.monotonic()
         job.stop()
