@@ -87,7 +87,7 @@ def test_a_rollouts_node_is_cut_off_seen_fenced_and_replaced(launch: Callable[..
         with pytest.raises(ConfigError, match="delay = 'node-1': is not possible here: the kernel's netem is not there"):
             job.inject(Delay("node-1", seconds=1))
 
-    short = job.inject(Partition("node-1", seconds=1.5))
+    short = job.inject(Partition("node-1", seconds=1.5, force=True))
     wait_for("the end of the short one", lambda: short.view.outcome == "over")
     assert all(hit.proof["answers"] is False for hit in short.view.hits) and {hit.role for hit in short.view.hits} >= {"rollout-0"}
     job.wait(step=job.step + 1, timeout=120)
