@@ -52,7 +52,7 @@ def kills() -> Row:
             role = _ROUND[i % len(_ROUND)]
             _until("all are well", lambda: all(handle.state == "healthy" for handle in job.roles.values()))
             if role == "trainer-0":  # a second death in one optimizer step would restart everything
-                _until("another step", lambda: job.step > trained + 1)
+                _until("another step", lambda trained=trained: job.step > trained + 1)
                 trained = job.step
             handle = job.roles[role]
             incarnation, began = handle.incarnation, time.monotonic()
