@@ -62,6 +62,8 @@ def _values(life: Life, now: float) -> list[tuple[str, float]]:
             found.append(("rollout.heartbeat", now - life.beat.sent))
         if life.pull is not None:
             found.append(("rollout.pull", now - life.pull[0]))
-    elif life.kind is not RoleKind.SUPERVISOR:
-        found += [(f"{section}.silent", sample.loop_age), (f"{section}.lag", sample.lag)]
+    else:
+        found.append((f"{section}.silent", sample.loop_age))
+        if life.kind is not RoleKind.SUPERVISOR:  # the host judges it, by that alone
+            found.append((f"{section}.lag", sample.lag))
     return found
