@@ -17,6 +17,7 @@ from robustrl.errors import ConfigError
 from robustrl.faults import Delay, Partition
 from robustrl.job import Job
 from robustrl.runtime import namespaces
+from robustrl.runtime.processes import process_state
 from tests.live.conftest import wait_for
 
 pytestmark = [
@@ -46,6 +47,8 @@ net.heal(link)
 between()
 print(net.add("node-1"), net.link("node-1"))
 net.heal(link)
+print(*[host._holder.pid for host in net._hosts.values()], flush=True)
+sys.stdin.read()
 """
 
 
@@ -57,11 +60,15 @@ def test_a_cut_node_is_cut_off_from_all_and_nothing_outlives_its_maker(tmp_path:
     before = _interfaces(), Path("/proc/self/mounts").read_text(), subprocess.run(["ip", "netns"], capture_output=True).stdout
     script = tmp_path / "inside.py"
     script.write_text(_INSIDE)
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True) as maker:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, str(script)], stdin=pipe, stdout=pipe, text=True, start_new_session=True) as maker:
         assert maker.stdout is not None
         said = [maker.stdout.readline().strip() for _ in range(6)]
-        maker.wait(20)
-        os.killpg(maker.pid, 9)  # its servers
+        holders = maker.stdout.readline().split()
+        assert len(holders) == 2 and all(process_state(int(pid)) in "RS" for pid in holders)
+        maker.kill()
+        wait_for("the namespaces' holders to go", lambda: all(process_state(int(pid)) in "ZX" for pid in holders), 10)
+        os.killpg(maker.pid, 9)  # its servers, as the job's reaper would
     assert said[:2] == ["10.77.0.2", "10.77.0.3"]
     assert said[2:5] == ["True True True", "False True False", "True True True"]
     assert said[5] == "10.77.0.4 node3"
