@@ -1,17 +1,19 @@
 """A committed snapshot on its way from one state keeper to another: the same pull as for weights, on a server of its own.
 
-Promises: what is offered is a private copy, so that no trainer ever waits for it; what was pulled is checked chunk by chunk. Leaves out
-when and why (state_keeper.py).
+Promises: what is offered is a private copy, so that no trainer ever waits for it; what was pulled is checked chunk by chunk; a keeper
+that is gone from one end of the pull is reported by the other. Leaves out when and why (state_keeper.py).
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from ..core.events import Event, PeerGone
 from ..core.weights import Ask, Lease, Manifest
 from ..errors import WeightsError
 from ..transport.manifest import CHUNK_BYTES, checksums
@@ -33,8 +35,10 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Copier:
-    def __init__(self, spec: RoleSpec) -> None:
+    def __init__(self, spec: RoleSpec, emit: Callable[[Event], None]) -> None:
+        """``emit`` may be called from any thread and only queues. SnapshotCopied tells of a copy, so of its pull it gets PeerGone alone."""
         self._spec = spec
+        self._emit = emit
         self._server: WeightServer | None = None
         self._puller: Puller | None = None
         self._offering = threading.Lock()
@@ -45,7 +49,9 @@ class Copier:
 
         with self._offering:
             spec = self._spec
-            self._server = self._server or WeightServer(spec.ip, spec.secret(), role=spec.role, incarnation=spec.incarnation)
+            self._server = self._server or WeightServer(
+                spec.ip, spec.secret(), role=spec.role, incarnation=spec.incarnation, on_event=self._on_event
+            )
             manifest = Manifest.build(
                 version=kept.step, tensors=[], nbytes=kept.nbytes, chunk_bytes=CHUNK_BYTES, chunks=checksums(image, CHUNK_BYTES)
             )
@@ -61,7 +67,7 @@ class Copier:
         from ..transport.puller import Puller
 
         spec = self._spec
-        self._puller = self._puller or Puller(spec.secret(), role=spec.role, incarnation=spec.incarnation)
+        self._puller = self._puller or Puller(spec.secret(), role=spec.role, incarnation=spec.incarnation, on_event=self._on_event)
         nbytes = offer.kept.nbytes
         lease = Lease(
             id=1,
@@ -84,6 +90,10 @@ class Copier:
             return lease
 
         return offer.kept, self._puller.pull(only_source, deadline_s=seconds).buffer
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, PeerGone):
+            self._emit(event)
 
     def recycle(self, image: np.ndarray) -> None:
         if self._puller is not None:

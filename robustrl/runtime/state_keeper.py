@@ -46,7 +46,7 @@ class StateKeeper(Role):
         self._server = WeightServer(
             self.spec.ip, self.spec.secret(), role=self.spec.role, incarnation=self.spec.incarnation, on_event=self.emit
         )
-        self._copier = Copier(self.spec)
+        self._copier = Copier(self.spec, self.emit)
         self._staged: Manifest | None = None
         self._announced = -1
         """Newest version that this life announced."""

@@ -82,18 +82,22 @@ class Bench:
         self.targets.append({"name": name, "value": result, "goal": goal, "op": op, "met": met})
 
     def _print(self, as_json: bool) -> None:
+        """In the order of the names, whatever was measured first."""
+        order = [name for name in dict.fromkeys([*self.names, *self.done]) if name in self.done]
         if as_json:
-            rows = [{"row": name, **row} for name, row in self.done.items()]
+            rows = [{"row": name, **self.done[name]} for name in order]
             print(json.dumps({"bench": self.name, "machine": machine(), "rows": rows, "targets": self.targets}))
             return
-        for name, row in self.done.items():
-            print(f"{name:24}" + "  ".join(f"{key} {_short(value)}" for key, value in row.items()))
+        for name in order:
+            print(f"{name:24}" + "  ".join(f"{key} {_short(value)}" for key, value in self.done[name].items()))
         for target in self.targets:
             verdict = "met" if target["met"] else "not measured" if target["value"] is None else "MISSED"
             print(f"{verdict:12} {target['name']}: {_short(target['value'])} (goal {target['op']} {target['goal']})")
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, dict) and set(value) == {"median", "min", "max"}:
+        return f"{value['median']:.4g} ({value['min']:.4g}-{value['max']:.4g})"
     if isinstance(value, dict | list) and len(str(value)) > 120:
         return f"({len(value)}, see --json)"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -159,7 +159,7 @@ class Fleet:
                     done[role] = value
                     self.directory.commit(role, 1, self.version, staged[1], value[4] if self.relay and not star else None)
         after, source_cpu_after = self.sent()
-        seconds = max(ended for _, ended, *_ in done.values()) - start
+        seconds = max(0.0, max(ended for _, ended, *_ in done.values()) - start)  # 0: all survivors had it before the death
         return {"killed": kill is None, "seconds": seconds, "copies": (after - sent) / self.nbytes,
                 "source_cpu": source_cpu_after - source_cpu, "puller_cpu": statistics.mean(cpu for _, _, cpu, *_ in done.values())}
 

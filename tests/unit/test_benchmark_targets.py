@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,7 @@ from story import Story
 from robustrl.core import events as ev
 from robustrl.errors import WaitTimeout
 from robustrl.tables import Events, recoveries
-from tests.benchmarks import _faulty, ettr, learn, recovery
+from tests.benchmarks import _faulty, ettr, learn, recovery, sync
 from tests.benchmarks._report import Bench
 
 
@@ -28,13 +30,37 @@ def targets(bench: Bench, judge: Callable[[Bench], None], rows: dict[str, Any]) 
         (recovery._Recovery(), recovery.judge),
         (ettr._Ettr(), ettr.judge),
         (Bench("learn", learn._ROWS, learn.measure), learn.judge),
+        (Bench("sync", sync._ROWS, sync.measure), sync.judge),
     ],
-    ids=["recovery", "ettr", "learn"],
+    ids=["recovery", "ettr", "learn", "sync"],
 )
 def test_without_its_rows_a_target_has_no_value(bench: Bench, judge: Callable[[Bench], None]) -> None:
     found = targets(bench, judge, {})
     assert found and all(target["value"] is None and target["met"] is False for target in found.values())
     assert len(found) == len(bench.targets), "each has a name of its own"
+
+
+def test_a_call_that_resumes_reports_all_rows_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    measured: list[str] = []
+
+    def measure(name: str) -> dict[str, Any]:
+        measured.append(name)
+        return {"figure": len(measured)}
+
+    def judge(bench: Bench) -> None:
+        bench.target("last", ">=", 1.0, ["first", "last"], lambda rows: rows[1]["figure"])
+
+    for argv, met in ((["--rows", "last"], False), ([], True)):
+        bench = Bench("two", ["first", "last"], measure)
+        assert bench.run([*argv, "--json"], judge) == 0
+        report = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert report["targets"][0]["met"] is met
+    assert measured == ["last", "first"]
+    assert [(row["row"], row["figure"]) for row in report["rows"]] == [("first", 2), ("last", 1)]
+    assert not Path("runs/bench/two.json").exists(), "the next call begins anew"
 
 
 def struck() -> SimpleNamespace:
