@@ -23,6 +23,10 @@ T = TypeVar("T")
 _START_SECONDS = 30.0
 _SPIN_SECONDS = 100e-6
 """How long nothing may move before the thread sleeps."""
+_SLICE_SECONDS = 500e-6
+"""How long bytes move before finished requests are looked at: what came is checked, and more is asked for, while the rest comes."""
+_ROUND_SECONDS = 25e-6
+"""A round that took longer copied a large piece by itself (cma); shorter ones are left to UCX until nothing moves."""
 _TICK_SECONDS = 0.5
 """Progress is made this often while a request is open, should an event ever be lost."""
 _lane: Lane | None = None
@@ -155,15 +159,14 @@ class Lane:
         self.wake()
 
     def _pump(self) -> None:
-        """One round of progress; goes on while bytes move, then sleeps until the next event."""
+        """A slice of progress; goes on while bytes move, then sleeps until the next event."""
         self._pumping = None
-        moved = self._worker.progress_once()
-        if moved:
-            self._worker.progress()  # until nothing moves, without the interpreter
+        began = now = time.monotonic()
+        while now - began < _SLICE_SECONDS and self._worker.progress_once():
+            if time.monotonic() - now < _ROUND_SECONDS:
+                self._worker.progress()
+            self._moved = now = time.monotonic()
         self._settle()
-        now = time.monotonic()
-        if moved:
-            self._moved = now
         if now - self._moved < _SPIN_SECONDS or not self._worker.arm():
             self._pumping = self.loop.call_soon(self._pump)
 

@@ -29,6 +29,8 @@ MAX_PULLERS = 64
 MAX_CHUNKS_ASKED = 32
 """Chunks that one puller may have asked for and not got."""
 _CALL_SECONDS = 30.0
+_GRACE_SECONDS = 0.1
+"""For UCX to tell that the last chunks have arrived, which the puller's leave may overtake."""
 _PATIENCE_SECONDS = 5.0
 """For sends under way to a puller that is gone. Shared memory may never end them; tcp does, when the peer dies."""
 
@@ -206,6 +208,8 @@ class WeightServer:
             while True:
                 request = await session.channel.receive(wire.GetManifest, wire.GetChunk, wire.Bye)
                 if isinstance(request, wire.Bye):
+                    if session.sends:
+                        await asyncio.wait(session.sends, timeout=_GRACE_SECONDS)
                     break
                 staged = self._staged.get(request.version)
                 if request.incarnation != self.incarnation or staged is None:

@@ -17,7 +17,10 @@ from robustrl.errors import ConfigError, MissingExtra
 _COMMON = {"UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_LEVEL": "fatal", "UCXX_LOG_LEVEL": "FATAL"}  # a dead peer is ours to report, not UCX's
 # large segments and socket buffers: half of the CPU seconds per byte of the defaults
 _TCP = {"UCX_TCP_TX_SEG_SIZE": "1m", "UCX_TCP_RX_SEG_SIZE": "1m", "UCX_TCP_SNDBUF": "8m", "UCX_TCP_RCVBUF": "8m"}
-_SHM = {"UCX_TLS": "posix,tcp", "UCX_POSIX_ERROR_HANDLING": "y"}
+# cma: the receiver has the kernel copy from the source's memory, once, and the source spends nothing; where a sandbox forbids that UCX
+# leaves it out, and posix copies twice through its own small segments. With error handling UCX takes cma only if told that memory can be
+# withdrawn from a peer. It cannot: who reads late reads what is there by then, and its checksum is wrong.
+_SHM = {"UCX_TLS": "posix,cma,tcp", "UCX_POSIX_ERROR_HANDLING": "y", "UCX_CMA_MEMORY_INVALIDATE": "y"}
 _SETTINGS: dict[str, dict[str, str]] = {"tcp": {"UCX_TLS": "tcp"} | _TCP, "shm": _SHM | _TCP, "auto": {}}
 _CHOICES = "must be one of 'shm' (one machine; tcp where a peer is elsewhere), 'tcp', 'auto' (what UCX finds, RDMA and CUDA included)"
 _OURS = "ROBUSTRL_UCX_SETTINGS"

@@ -24,7 +24,11 @@ SETTINGS: dict[str, dict[str, dict[str, str]]] = {
         "put_zcopy": {"UCX_TLS": "tcp", "UCX_RNDV_SCHEME": "put_zcopy"},
         "segments": {"UCX_TLS": "tcp"} | _SEGMENTS,
     },
-    "shm": {"posix": {"UCX_TLS": "posix,tcp"} | _POSIX, "posix,cma": {"UCX_TLS": "posix,cma,tcp"} | _POSIX},
+    "shm": {
+        "posix": {"UCX_TLS": "posix,tcp"} | _POSIX,
+        # without the last one, UCX leaves cma out where error handling is on
+        "posix,cma": {"UCX_TLS": "posix,cma,tcp", "UCX_CMA_MEMORY_INVALIDATE": "y"} | _POSIX,
+    },
 }
 
 
