@@ -95,18 +95,20 @@ class Rollout(Role):
 
     async def reclaim(self) -> tuple[int, list[tuple[int, bytes]], list[bytes], list[int]]:
         """For a rollout manager in a later life: as `collect`, but all that was not acknowledged, and the ids that are running."""
-        held: asyncio.Future[tuple[list[bytes], list[int]]] = self._loop.create_future()
+        held: asyncio.Future[tuple[int, list[tuple[int, bytes]], list[bytes], list[int]]] = self._loop.create_future()
 
         def look() -> None:
             found = [msgspec.msgpack.encode(t) for t in self._in_tool.values()], list(self._live)
-            self._loop.call_soon_threadsafe(held.set_result, found)
+            self._loop.call_soon_threadsafe(answer, *found)
+
+        def answer(tools: list[bytes], running: list[int]) -> None:
+            while not self._out.empty():
+                self._out.get_nowait()  # posted before the look: it is in the answer, and nothing that came after it is here yet
+            held.set_result((self._version, list(self._unacknowledged.items()), tools, running))
 
         self._commands.put(look)
         self._reclaims += 1
-        tools, running = await held
-        while not self._out.empty():
-            self._out.get_nowait()  # what was posted before the look is in the answer
-        return self._version, list(self._unacknowledged.items()), tools, running
+        return await held
 
     async def heartbeat(self, incarnation: int, number: int) -> None:
         """Answered by the engine loop itself, as it comes round."""

@@ -22,65 +22,28 @@ import msgspec
 from ..core.roles import Phase
 from ..errors import PeerDied, WaitTimeout
 from ..rl.trajectory import IN_TOOL, Trajectory, parts_decoder, resumed
-from .role import Peer, Role, within
+from .role import Role, RoleSpec, within
+from .routes import Group, Lane, Moving
 
 _POLL = 1.0
 """Seconds that a rollout may hold back an empty answer."""
 
 
-class _Lane:
-    """One life of one rollout."""
-
-    def __init__(self, peer: Peer, incarnation: int) -> None:
-        self.peer, self.role, self.incarnation = peer, peer.role, incarnation
-        self.version = -1
-        self.open: set[int] = set()
-        self.acknowledged: list[int] = []
-        self.alive = True
-
-
-class _Group(msgspec.Struct):
-    key: tuple[int, int]
-    """(batch, group); batch 0 are evaluations."""
-    least_version: int
-    trajectories: dict[int, Trajectory]
-    unfinished: set[int]
-    holder: dict[int, _Lane] = {}
-    """Lane of each trajectory that finished, for its acknowledgement."""
-    done: asyncio.Future[list[Trajectory]] | None = None
-    started: int = -1
-    """Version at the first dispatch."""
-
-
-class _Moving(msgspec.Struct):
-    """A trajectory that its rollout cannot end any more, as far as it had come."""
-
-    group: _Group
-    number: int
-    source: str
-    """The rollout that had it."""
-
-    @property
-    def trajectory(self) -> Trajectory:
-        return self.group.trajectories[self.number]
-
-    @property
-    def oldest_version(self) -> int:
-        """The versions of a trajectory's tokens only rise."""
-        return max(self.group.least_version, self.group.started, self.trajectory.last_version)
-
-
 class RolloutManager(Role):
+    def __init__(self, spec: RoleSpec) -> None:
+        super().__init__(spec)
+        self._set_up = asyncio.Event()
+
     async def on_open(self) -> None:
         self._workers = [await self.peer(f"agent_worker-{i}") for i in range(self.config.agent_workers)]
         self._raters = cycle(self._workers)
         self._journal = await self.peer("request_manager")
-        self._waiting: deque[_Group] = deque()
+        self._waiting: deque[Group] = deque()
         """Groups that no rollout has had yet."""
-        self._moving: list[_Moving] = []
+        self._moving: list[Moving] = []
         self._in_tool: set[int] = set()
-        self._groups: dict[tuple[int, int], _Group] = {}
-        self._lanes: list[_Lane] = []
+        self._groups: dict[tuple[int, int], Group] = {}
+        self._lanes: list[Lane] = []
         self._done = 0
         self._newest = 0
         self._changed = asyncio.Condition()
@@ -90,6 +53,7 @@ class RolloutManager(Role):
         else:
             await self._recover()
         self.spawn(self._dispatch())
+        self._set_up.set()
 
     # -- what others ask for ---
 
@@ -118,13 +82,23 @@ class RolloutManager(Role):
         return [(t.prompt, t.text, t.reward or 0.0) for group in groups for t in group]
 
     async def add_rollout(self, role: str) -> None:
-        """Take a rollout that is set up into the membership: from here on it hears of versions and gets work once it has one."""
+        """Take a rollout that is set up into the membership: from here on it hears of versions and gets work once it has one.
+
+        Asked again for the same life, or for one that this manager found when it began: no change.
+        """
+        await self._when_set_up()
         lane = await self._lane(role)
-        self._take_in(lane)
+        if all((known.role, known.incarnation) != (role, lane.incarnation) for known in self._lanes):
+            self._take_in(lane)
         await lane.peer.call("sync", self._newest, deadline=self.deadlines.call)
+
+    async def _when_set_up(self) -> None:
+        """The host may call a life that is not open yet: a rollout came back beside it."""
+        await within(self.deadlines.call, f"{self.spec.role} to be set up", self._set_up.wait())
 
     async def drain(self, role: str) -> None:
         """This rollout gets no more work, and what it has not finished goes on elsewhere. Asked again: no change."""
+        await self._when_set_up()
         for lane in [lane for lane in self._lanes if lane.role == role]:
             self._lose(lane, "it is drained")
 
@@ -134,7 +108,7 @@ class RolloutManager(Role):
         for lane in self._lanes:
             self.spawn(self._hand_over(lane, "sync", version))
 
-    async def _hand_over(self, lane: _Lane, method: str, *args: Any) -> None:
+    async def _hand_over(self, lane: Lane, method: str, *args: Any) -> None:
         """A call that no one waits for, so that a rollout that hangs delays no other; it gets the call when it goes on, if it ever does."""
         try:
             await lane.peer.call(method, *args, deadline=self.deadlines.call)
@@ -157,17 +131,17 @@ class RolloutManager(Role):
     def _least_version(self, batch: int) -> int:
         return batch - 1 - self.config.staleness
 
-    async def _lane(self, role: str) -> _Lane:
+    async def _lane(self, role: str) -> Lane:
         """Of the role's present life."""
         peer = await self.life(role)
         incarnation, _ = await self.present(role)
-        return _Lane(peer, incarnation)
+        return Lane(peer, incarnation)
 
-    def _take_in(self, lane: _Lane) -> None:
+    def _take_in(self, lane: Lane) -> None:
         self._enter(lane)
         self.spawn(self._poll(lane))
 
-    def _enter(self, lane: _Lane) -> None:
+    def _enter(self, lane: Lane) -> None:
         for old in [old for old in self._lanes if old.role == lane.role]:
             self._lose(old, "its next life is there")
         self._lanes.append(lane)
@@ -175,18 +149,18 @@ class RolloutManager(Role):
     async def _queue(self, trajectories: list[Trajectory], least_version: int, done: asyncio.Future | None = None) -> None:
         key = trajectories[0].batch, trajectories[0].group
         async with self._changed:
-            self._groups[key] = group = _Group(key, least_version, {t.id: t for t in trajectories}, {t.id for t in trajectories}, done=done)
+            self._groups[key] = group = Group(key, least_version, {t.id: t for t in trajectories}, {t.id for t in trajectories}, done=done)
             self._waiting.append(group)
             self._changed.notify_all()
 
-    def _free_lane(self, group: _Group) -> _Lane | None:
+    def _free_lane(self, group: Group) -> Lane | None:
         count = len(group.trajectories)
         limit = max(self.config.rollout_concurrency, count)
         able = [lane for lane in self._lanes if lane.version >= group.least_version and len(lane.open) + count <= limit]
         able = [lane for lane in able if not self.disturbance.holds(lane.role)]
         return min(able, key=lambda lane: len(lane.open), default=None)
 
-    def _next_lane(self, moving: _Moving) -> _Lane | None:
+    def _next_lane(self, moving: Moving) -> Lane | None:
         """The least loaded of those with the version of its last token; where none has that any more, of all with a newer one.
 
         No limit: an engine keeps those that it has no place for.
@@ -217,9 +191,9 @@ class RolloutManager(Role):
                 self._submit(lane, [group.trajectories[i] for i in sorted(group.unfinished)])
             self._show()
 
-    def _place_moving(self) -> dict[tuple[_Lane, str, int], list[_Moving]]:
+    def _place_moving(self) -> dict[tuple[Lane, str, int], list[Moving]]:
         """Those that some rollout can take, by that rollout, the one that had them, and the version there."""
-        moves: dict[tuple[_Lane, str, int], list[_Moving]] = {}
+        moves: dict[tuple[Lane, str, int], list[Moving]] = {}
         for moving in list(self._moving):
             if lane := self._next_lane(moving):
                 self._moving.remove(moving)
@@ -227,7 +201,7 @@ class RolloutManager(Role):
                 moves.setdefault((lane, moving.source, lane.version), []).append(moving)
         return moves
 
-    async def _send_moved(self, lane: _Lane, source: str, version: int, moved: list[_Moving]) -> None:
+    async def _send_moved(self, lane: Lane, source: str, version: int, moved: list[Moving]) -> None:
         trained = [m for m in moved if m.group.done is None]
         switched = [m for m in trained if m.trajectory.tokens and m.trajectory.last_version != version]
         if self.config.version_switch == "drop" and switched:
@@ -241,41 +215,49 @@ class RolloutManager(Role):
         if moved:
             self._submit(lane, [m.trajectory for m in moved])
 
-    async def _drop(self, lane: _Lane, dropped: list[_Moving], reason: str) -> None:
+    async def _drop(self, lane: Lane, dropped: list[Moving], reason: str) -> None:
         await self._journal.call("dropped", [m.number for m in dropped], reason, deadline=self.deadlines.call, again=True)
         for moving in dropped:
             lane.open.discard(moving.number)
             del moving.group.trajectories[moving.number]
             self._ended(moving.group, moving.number)
 
-    def _submit(self, lane: _Lane, trajectories: list[Trajectory]) -> None:
+    def _submit(self, lane: Lane, trajectories: list[Trajectory]) -> None:
         self.spawn(self._hand_over(lane, "submit", [msgspec.msgpack.encode(t) for t in trajectories]))
 
-    async def _poll(self, lane: _Lane) -> None:
+    async def _poll(self, lane: Lane) -> None:
+        """What the rollout has finished, and what waits for a tool, as it comes. What a call that had no answer in time has taken with it
+        is asked for again: whether the rollout hangs is the detector's question."""
+        late = lane.inherited is not None
         while lane.alive:
-            acknowledged, lane.acknowledged = lane.acknowledged, []
             try:
-                # what a late answer holds would be lost with it: whether the rollout hangs is the detector's question
-                limit = _POLL + max(self.deadlines.call, self.deadlines.generation)
-                version, finished, tools = await lane.peer.call("collect", _POLL, acknowledged, deadline=limit)
+                if late:
+                    await self._reclaim(lane)
+                    late = False
+                acknowledged, lane.acknowledged = lane.acknowledged, []
+                answer = await lane.peer.call("collect", _POLL, acknowledged, deadline=_POLL + self.deadlines.call)
             except PeerDied:
                 self._lose(lane, "it died")
-                return
-            if lane.alive:
-                await self._take(lane, version, finished, tools)
+            except WaitTimeout as error:
+                self.log.warning("%s", error)
+                late = True
+            else:
+                if lane.alive:
+                    await self._take(lane, *answer)
 
-    async def _take(self, lane: _Lane, version: int, finished: list[tuple[int, bytes]], tools: list[bytes]) -> None:
+    async def _take(self, lane: Lane, version: int, finished: list[tuple[int, bytes]], tools: list[bytes]) -> None:
         async with self._changed:
             lane.version = version
             lane.open.difference_update(number for number, _ in finished)
             self._changed.notify_all()
-        for body in tools:
-            self.spawn(self._tool_turn(lane, msgspec.msgpack.decode(body, type=Trajectory)))
+        for trajectory in [msgspec.msgpack.decode(body, type=Trajectory) for body in tools]:
+            if trajectory.id not in self._in_tool:
+                self.spawn(self._tool_turn(lane, trajectory))
         for _, body in finished:
             self._collect(lane, msgspec.msgpack.decode(body, type=Trajectory))
         self._show()
 
-    def _lose(self, lane: _Lane, reason: str) -> None:
+    def _lose(self, lane: Lane, reason: str) -> None:
         """What this rollout had not finished goes on elsewhere."""
         if not lane.alive:
             return
@@ -285,7 +267,7 @@ class RolloutManager(Role):
         self.log.warning("%s is lost (%s): %d trajectories go on elsewhere", lane.role, reason, len(lost))
         self.spawn(self._move(lane, lost))
 
-    async def _move(self, lane: _Lane, ids: list[int]) -> None:
+    async def _move(self, lane: Lane, ids: list[int]) -> None:
         """Those of its trajectories that wait for a tool go on when it answers, the others now, as far as the journal knows them."""
         ids = [i for i in ids if i not in self._in_tool]
         arguments = lane.role, lane.incarnation, [i for i in ids if i > 0], not lane.alive
@@ -300,11 +282,11 @@ class RolloutManager(Role):
             elif number in parts and parts[number].state == IN_TOOL:
                 self.spawn(self._tool_turn(lane, trajectory))
             else:
-                self._moving.append(_Moving(group, number, lane.role))
+                self._moving.append(Moving(group, number, lane.role))
         async with self._changed:
             self._changed.notify_all()
 
-    async def _tool_turn(self, lane: _Lane, trajectory: Trajectory) -> None:
+    async def _tool_turn(self, lane: Lane, trajectory: Trajectory) -> None:
         """The tool's answer goes to the rollout that has the trajectory, or with the trajectory to its next one."""
         self._in_tool.add(trajectory.id)
         worker = self._workers[trajectory.id % len(self._workers)]  # each turn has one worker, which answers it once
@@ -323,10 +305,10 @@ class RolloutManager(Role):
             return
         trajectory.answered(tokens, trajectory.last_version)
         async with self._changed:
-            self._moving.append(_Moving(group, trajectory.id, lane.role))
+            self._moving.append(Moving(group, trajectory.id, lane.role))
             self._changed.notify_all()
 
-    def _collect(self, lane: _Lane, trajectory: Trajectory) -> None:
+    def _collect(self, lane: Lane, trajectory: Trajectory) -> None:
         group = self._groups.get((trajectory.batch, trajectory.group))
         if group is None or trajectory.id not in group.unfinished:
             lane.acknowledged.append(trajectory.id)  # it is in the journal, or an evaluation that nobody waits for any more
@@ -335,12 +317,12 @@ class RolloutManager(Role):
         group.holder[trajectory.id] = lane
         self._ended(group, trajectory.id)
 
-    def _ended(self, group: _Group, number: int) -> None:
+    def _ended(self, group: Group, number: int) -> None:
         group.unfinished.discard(number)
         if not group.unfinished:
             self.spawn(self._rate(group))
 
-    async def _rate(self, group: _Group) -> None:
+    async def _rate(self, group: Group) -> None:
         bodies = [msgspec.msgpack.encode(t) for t in group.trajectories.values()]
         if bodies:
             bodies, dropped = await next(self._raters).call("score", bodies, deadline=self.deadlines.generation, again=True)
@@ -369,7 +351,7 @@ class RolloutManager(Role):
         for body, rollout, incarnation, version in rows:
             trajectory = msgspec.msgpack.decode(body, type=Trajectory)
             key = trajectory.batch, trajectory.group
-            group = self._groups.setdefault(key, _Group(key, self._least_version(key[0]), {}, set(), started=version))
+            group = self._groups.setdefault(key, Group(key, self._least_version(key[0]), {}, set(), started=version))
             group.trajectories[trajectory.id] = trajectory
             group.unfinished.add(trajectory.id)
             if rollout:
@@ -381,28 +363,28 @@ class RolloutManager(Role):
             except PeerDied:
                 continue
             lane.open = held.pop((role, lane.incarnation), set())
-            self._enter(lane)
-            self.spawn(self._adopt(lane))
+            lane.inherited = set(lane.open)
+            self._take_in(lane)
         for (role, incarnation), ids in held.items():
-            dead = _Lane(await self.peer(role), incarnation)
+            dead = Lane(await self.peer(role), incarnation)
             dead.alive = False
             self.spawn(self._move(dead, sorted(ids)))
 
-    async def _adopt(self, lane: _Lane) -> None:
-        """What a rollout of before has, once it answers: it may hang, which delays no other."""
-        try:
-            limit = max(self.deadlines.call, self.deadlines.generation)
-            version, finished, tools, running = await lane.peer.call("reclaim", deadline=limit)
-            await lane.peer.call("abort", [number for number in running if number < 0], deadline=self.deadlines.call)
-        except PeerDied:
-            self._lose(lane, "it died")
-            return
-        if not lane.alive:
-            return
-        in_tools = {msgspec.msgpack.decode(body, type=Trajectory).id for body in tools}
-        missing = lane.open - {*running, *in_tools, *(number for number, _ in finished)}
-        lane.open -= missing
-        self.spawn(self._poll(lane))
-        await self._take(lane, version, finished, tools)
-        if missing:
-            await self._move(lane, sorted(missing))
+    async def _reclaim(self, lane: Lane) -> None:
+        """All that the rollout has and nobody has acknowledged. Of what an earlier life of this manager gave it, evaluations are asked for
+        anew by whoever wants them, and what it never got goes on elsewhere."""
+        version, finished, tools, running = await lane.peer.call("reclaim", deadline=self.deadlines.call)
+        if lane.inherited is not None:
+            waiting = {msgspec.msgpack.decode(body, type=Trajectory).id: body for body in tools}
+            evaluations = [number for number in (*running, *waiting) if number < 0]
+            await lane.peer.call("abort", evaluations, deadline=self.deadlines.call)
+            tools = [body for number, body in waiting.items() if number > 0]
+            missing = lane.inherited - {*running, *waiting, *(number for number, _ in finished)}
+            if not lane.alive:
+                return
+            lane.inherited = None
+            lane.open -= missing
+            if missing:
+                self.spawn(self._move(lane, sorted(missing)))
+        if lane.alive:
+            await self._take(lane, version, finished, tools)

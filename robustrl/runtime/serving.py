@@ -210,8 +210,12 @@ class Serving:
         await self._lives.successor(role, incarnation, wait)
 
     async def _ready(self, kind: str) -> list[str]:
-        """The roles of a kind that can be called."""
-        return [role for role, view in self._host.state.roles.items() if view.kind == kind and view.ready and not view.exited]
+        """The roles of a kind that can be called, and whose next life is not on its way."""
+        return [
+            role
+            for role, view in self._host.state.roles.items()
+            if view.kind == kind and view.ready and not view.exited and view.incarnation == self._lives.incarnations[role]
+        ]
 
     async def _known(self) -> dict[str, Any]:
         """What the log holds of the trajectories and of the steps, for a request manager or task runner in a later life."""

@@ -16,10 +16,11 @@ import pytest
 from robustrl.config import JobConfig
 from robustrl.core import events as ev
 from robustrl.core.ledger import TrajectoryState
-from robustrl.errors import PeerDied
+from robustrl.errors import PeerDied, WaitTimeout
 from robustrl.rl.trajectory import IN_TOOL, Part, Trajectory, part_of, resumed, runs_between
 from robustrl.runtime.request_manager import RequestManager
-from robustrl.runtime.rollout_manager import RolloutManager, _Lane
+from robustrl.runtime.rollout_manager import RolloutManager
+from robustrl.runtime.routes import Lane
 
 _CONFIG = JobConfig(profile="class", agent_workers=1, prompts_per_step=1, samples_per_prompt=4)
 
@@ -248,15 +249,15 @@ class _World:
         here.config = msgspec.structs.replace(_CONFIG, rollouts=len(self.rollouts), **self.settings)
         here.deadlines, here.log = _CONFIG.deadlines, logging.getLogger("test")
         here.page = SimpleNamespace(update=lambda **_: None)
-        here._tasks = set()
+        here._tasks, here._set_up = set(), asyncio.Event()
         here.die = lambda error: pytest.fail(str(error))
         here.disturbance = SimpleNamespace(holds=lambda role: False)
 
         async def peer(role: str) -> Any:
             return self.rollouts.get(role) or _Peer(role, self._journal_call if role == "request_manager" else self._agent)
 
-        async def lane(role: str) -> _Lane:
-            made = _Lane(self.rollouts[role], 1)  # type: ignore[arg-type]
+        async def lane(role: str) -> Lane:
+            made = Lane(self.rollouts[role], 1)  # type: ignore[arg-type]
             made.version = self.rollouts[role].version if incarnation == 1 else -1
             return made
 
@@ -446,6 +447,52 @@ def test_what_a_living_rollout_never_got_is_sent_again(tmp_path: Path) -> None:
         await world.open(incarnation=2)
         await until(lambda: {i for r in world.rollouts.values() for i in r.got} == {3, 4})
         assert await world.journal.grown(holder, 1, body(part(1, 0, 2))) == [], "the living rollout is not fenced off"
+
+    run(tmp_path, scenario)
+
+
+def test_a_rollout_that_says_nothing_in_time_is_asked_again_for_all_that_it_has(tmp_path: Path) -> None:
+    """First its manager's successor gets no answer, later an answer is lost that held what had finished."""
+
+    async def scenario(world: _World) -> None:
+        holder = await world.generate()
+        rollout = world.rollouts[holder]
+        done = [msgspec.msgpack.encode(resumed(t, part(t.id, 0, 9, state="stop"))) for t in trajectories()]
+        answers, late, asked = rollout._answer, {"reclaim", "collect"}, []
+
+        async def answer(method: str, *args: Any) -> Any:
+            asked.append(method)
+            if method in late:
+                late.discard(method)
+                raise WaitTimeout(method)
+            if method == "reclaim":
+                return 0, list(enumerate(done, 1)) if not late else [], [], [1, 2, 3, 4] if late else []
+            return await answers(method, *args)
+
+        rollout._answer = answer
+        await world.open(incarnation=2)
+        await until(lambda: any(isinstance(e, ev.TrajectoriesFinished) for e in world.events))
+        assert [a for a in asked if a != "abort"] == ["reclaim", "reclaim", "collect", "reclaim", "collect"]
+        assert asked.count("abort") == 1, "what this life asked for goes on"
+        assert not any(isinstance(e, ev.TrajectoriesMoved) for e in world.events)
+
+    run(tmp_path, scenario)
+
+
+def test_a_rollout_that_comes_back_beside_its_manager_waits_until_that_is_set_up_and_joins_once(tmp_path: Path) -> None:
+    async def scenario(world: _World) -> None:
+        made = RolloutManager.__new__(RolloutManager)
+        here: Any = made
+        here.spec, here.deadlines, here._set_up = SimpleNamespace(role="rollout_manager"), _CONFIG.deadlines, asyncio.Event()
+        joins = asyncio.create_task(made.add_rollout("rollout-0"))
+        await asyncio.sleep(0.01)
+        assert not joins.done()
+        joins.cancel()
+        lost = await world.generate()
+        before = list(world.manager._lanes)
+        await world.manager.add_rollout(lost)
+        assert world.manager._lanes == before
+        assert await world.journal.grown(lost, 1, body(part(1, 0, 2))) == [], "its word counts"
 
     run(tmp_path, scenario)
 

@@ -25,3 +25,23 @@ def test_what_a_dead_manager_was_waiting_for_goes_to_its_successor() -> None:
         assert await dead == (3, [], [])
 
     asyncio.run(scenario())
+
+
+def test_a_tool_turn_that_comes_right_after_the_look_is_not_lost() -> None:
+    """The engine goes on between its look at what runs and the answer."""
+
+    async def scenario() -> None:
+        rollout: Any = Rollout.__new__(Rollout)
+        rollout._out, rollout._unacknowledged, rollout._version = asyncio.Queue(), {}, 3
+        rollout._loop, rollout._in_tool, rollout._live = asyncio.get_running_loop(), {}, {7: None}
+
+        def look_and_go_on(look: Any) -> None:
+            rollout._post("finished", (5, b"before"))
+            look()
+            rollout._post("tool", b"after")
+
+        rollout._commands = SimpleNamespace(put=look_and_go_on)
+        assert await rollout.reclaim() == (3, [(5, b"before")], [], [7])
+        assert await rollout.collect(1.0, []) == (3, [], [b"after"])
+
+    asyncio.run(scenario())

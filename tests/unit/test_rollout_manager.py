@@ -12,7 +12,8 @@ import msgspec
 from robustrl.config import Deadlines
 from robustrl.errors import PeerDied, WaitTimeout
 from robustrl.rl.trajectory import Trajectory
-from robustrl.runtime.rollout_manager import RolloutManager, _Lane
+from robustrl.runtime.rollout_manager import RolloutManager
+from robustrl.runtime.routes import Lane
 
 
 def manager() -> RolloutManager:
@@ -59,7 +60,7 @@ def test_a_rollout_that_hangs_or_dies_delays_no_other_and_ends_no_manager() -> N
         here: Any = made
         here._newest, here._tasks, here.log, here.page = 0, set(), logging.getLogger("test"), None
         rollouts = [_Rollout("rollout-0", WaitTimeout("late")), _Rollout("rollout-1", PeerDied("gone")), _Rollout("rollout-2")]
-        here._lanes = [_Lane(rollout, 1) for rollout in rollouts]  # type: ignore[arg-type]
+        here._lanes = [Lane(rollout, 1) for rollout in rollouts]  # type: ignore[arg-type]
         here.die = lambda error: (_ for _ in ()).throw(error)
         await asyncio.wait_for(made.sync(3), 0.1)
         await asyncio.sleep(0.05)
