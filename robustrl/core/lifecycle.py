@@ -253,7 +253,7 @@ class Lifecycle:
                 facts,
                 reason if role == failed else f"everything is restarted, owing to {failed}",
                 mode=FULL,
-                standby=self._standby_for(facts, of_rollouts=False),
+                standby="" if facts.kind is RoleKind.NODE_AGENT else self._standby_for(facts, of_rollouts=False),  # agents come first
             )
             for role, facts in roles
         ]

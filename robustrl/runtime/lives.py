@@ -25,6 +25,8 @@ _DEATH_WORD = 2.0
 """Seconds that a node agent has for reporting a death before the host reports it itself."""
 _TAKE_OVER = 20.0
 """Seconds in which a warm process has to become another role, its own work handed on."""
+_TRIES = 3
+"""Times that a process is made which dies, or says nothing, before it is in the log; no more than the role's restart budget."""
 _SLOW_FIRST = (RoleKind.SUPERVISOR, RoleKind.TRAINER, RoleKind.ROLLOUT, RoleKind.STATE_KEEPER)
 """Order in which processes are started: the supervisor, for which others wait, then by the length of their set-up."""
 _CALLS_AT_ONCE = {
@@ -82,7 +84,7 @@ class Lives:
         await self.peer(agent).call("keep_secret", secret, deadline=self._host.config.deadlines.call)
 
     async def warm_up(self, standby: str) -> None:
-        """A standby, whose set-up nobody waits for: the job goes on without one that cannot be set up."""
+        """A standby, whose set-up nobody waits for: the job goes on without one that cannot be made, or set up."""
         try:
             await self.create(standby)
             await self.peer(standby).call("open", deadline=self._host.config.deadlines.role_start)
@@ -107,19 +109,38 @@ class Lives:
         await asyncio.gather(*(self.peer(role).call("prepare", rendezvous, group, deadline=deadline) for role in ranks))
 
     async def create(self, role: str, standby: str = "") -> None:
-        """The next life of a role, in the process of ``standby`` where there is one that lives, else in a new one."""
-        if not (standby and await self._take_over(role, standby)):
-            spec, name = self._next_life(role)
-            handle = self._host.cluster.create_actor(spec, self._node_of(role), name)  # type: ignore[union-attr]
-            self._enter(spec, handle, name)
+        """The next life of a role, in the process of ``standby`` where there is one that lives, else in a new one.
+
+        A process that ends, or says nothing, before it has said who it is is a failed start: another one is made in its place, within the
+        role's budget. Raises PeerDied when none came up.
+        """
+        if standby and await self._take_over(role, standby):
+            return
+        tries = max(1, min(_TRIES, self._host.config.restarts))
+        for left in reversed(range(tries)):
             try:
-                identity = await within(self._host.config.deadlines.role_start, f"the process of {role}", handle.identity.remote())
-            except asyncio.CancelledError:
-                _end_unborn(handle)
-                raise
-            except _actor_error() as error:
-                raise PeerDied(f"{role} died at its start ({type(error).__name__}): see {spec.log_path}") from error
-            await self._started(spec, identity)
+                spec, identity = await self._give_birth(role)
+                break
+            except PeerDied as error:
+                if not left:
+                    raise
+                self._host.record(ev.WarningRaised(text=f"{error}; it is started again"))
+        await self._started(spec, identity)
+
+    async def _give_birth(self, role: str) -> tuple[RoleSpec, dict[str, Any]]:
+        spec, name = self._next_life(role)
+        handle = self._host.cluster.create_actor(spec, self._node_of(role), name)  # type: ignore[union-attr]
+        self._enter(spec, handle, name)
+        try:
+            return spec, await within(self._host.config.deadlines.role_start, f"the process of {role}", handle.identity.remote())
+        except asyncio.CancelledError:
+            _end_unborn(handle)
+            raise
+        except WaitTimeout as error:
+            _end_unborn(handle)
+            raise PeerDied(f"{error}: see {spec.log_path}") from error
+        except _actor_error() as error:
+            raise PeerDied(f"{role} died at its start ({type(error).__name__}): see {spec.log_path}") from error
 
     def _next_life(self, role: str) -> tuple[RoleSpec, str]:
         """Its spec, and a name for its actor: one that died before it was in the log leaves its number, not its name, to the next."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("host")
 _TRIES = 3
-"""Times that a process is started which dies before it can say who it is, or everything that meets a death while it starts."""
+"""Times that everything is started which meets a death, or an endless wait, while it starts."""
 _STOPPED_WITHIN = 5.0
 _LAST_LOOK = 5.0
 """Seconds for a node agent to keep a stack of the supervisor and kill it."""
@@ -123,18 +123,14 @@ class Restarting:
         if RoleId.parse(role).kind is RoleKind.STANDBY:
             await self._lives.warm_up(role)
             return
-        for attempt in range(1, _TRIES + 1):
-            try:
-                await self._lives.create(role, decided.standby if attempt == 1 else "")
-                break
-            except PeerDied as error:
-                if attempt == _TRIES:
-                    raise
-                log.warning("%s", error)
+        await self._lives.create(role, decided.standby)
         try:
             await self._set_up_again(role)
         except PeerDied as error:  # it or somebody it needs: the supervisor hears of that death as of any other
             log.warning("%s did not come back: %s", role, error)
+        except WaitTimeout as error:
+            self._host.record(ev.WarningRaised(text=f"{role} did not come back and is killed: {error}"))
+            await self._end_life(role)
 
     async def _set_up_again(self, role: str) -> None:
         deadline = self._host.config.deadlines.role_start
@@ -209,10 +205,10 @@ class Restarting:
             try:
                 await self._lives.start(roles, {role: event.standby for role, event in self._full.items() if attempt == 1})
                 break
-            except PeerDied as error:
+            except (PeerDied, WaitTimeout) as error:
                 if attempt == _TRIES:
                     raise
-                log.warning("a role died while everything was being restarted, so it is done again: %s", error)
+                log.warning("a role died, or hung, while everything was being restarted, so it is done again: %s", error)
             finally:
                 self._lives.fresh = False
         self.all_started()

@@ -127,7 +127,11 @@ class Serving:
         assert self._host.cluster is not None
         role, node = place_another(RoleKind.ROLLOUT, self._host.cluster.nodes, self._lives.places)
         self._lives.places[role] = node
-        await self._lives.create(str(role))
+        try:
+            await self._lives.create(str(role))
+        except BaseException:
+            del self._lives.places[role]  # there is no such role
+            raise
         self._host.spawn(self._join(str(role), manager))
         return str(role)
 

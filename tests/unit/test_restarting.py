@@ -13,7 +13,7 @@ import pytest
 from robustrl.config import JobConfig
 from robustrl.core import events as ev
 from robustrl.core.roles import RoleId, RoleState
-from robustrl.errors import PeerDied
+from robustrl.errors import PeerDied, RobustRLError, WaitTimeout
 from robustrl.runtime.processes import read_start_ticks
 from robustrl.runtime.restarting import Restarting
 
@@ -78,10 +78,13 @@ class _Lives:
         self.fresh = False
         self.trouble: list[BaseException] = []
         self.watched: list[str] = []
+        self.late = ""
 
     def peer(self, role: str) -> Any:
         async def call(method: str, *args: Any, **_: Any) -> None:
             self.host.done.append(f"{role}.{method}" + (f" {args[0]}" if method == "kill" else ""))
+            if f"{role}.{method}" == self.late:
+                raise WaitTimeout(self.late)
 
         return SimpleNamespace(role=role, call=call)
 
@@ -89,8 +92,6 @@ class _Lives:
         return self.peer(f"node_agent-{node[-1]}")
 
     async def create(self, role: str, standby: str = "") -> None:
-        if self.trouble:
-            raise self.trouble.pop()
         self.incarnations[role] += 1
         self.host.done.append(f"create {role}" + (f" in {standby}" if standby else ""))
 
@@ -163,14 +164,14 @@ def test_a_decision_that_was_written_twice_is_carried_out_once() -> None:
     assert host.done.count("create rollout-0") == 1
 
 
-def test_a_process_that_dies_at_its_start_is_started_again_and_not_for_ever() -> None:
-    def play(host: _Host, deaths: int) -> None:
-        host.lives.trouble = [PeerDied("early")] * deaths
+def test_a_role_that_does_not_come_back_in_time_is_killed_and_its_death_is_the_supervisors_matter() -> None:
+    def play(host: _Host) -> None:
+        host.lives.late = "rollout-0.open"
         host.record(decided("rollout-0"))
 
-    assert scenario(lambda host: play(host, 2)).done.count("create rollout-0") == 1
-    with pytest.raises(PeerDied, match="early"):
-        scenario(lambda host: play(host, 3))
+    host = scenario(play)
+    assert host.done == ["node_agent-1.kill rollout-0", "create rollout-0", "rollout-0.open", "node_agent-1.kill rollout-0"]
+    assert [type(event) for event in host.events] == [ev.RestartDecided, ev.WarningRaised]
 
 
 def test_a_process_that_became_another_role_is_not_killed_in_its_old_name() -> None:
@@ -199,9 +200,10 @@ def test_a_full_restart_ends_all_then_starts_all_and_later_decisions_wait() -> N
     assert {e.role for e in host.events if isinstance(e, ev.ProcessExited)} == set(_NODES)
 
 
-def test_a_death_during_a_full_restart_has_it_done_again() -> None:
+@pytest.mark.parametrize("trouble", [PeerDied("again"), WaitTimeout("it hangs")])
+def test_a_death_or_a_hang_during_a_full_restart_has_it_done_again(trouble: RobustRLError) -> None:
     def play(host: _Host) -> None:
-        host.lives.trouble = [PeerDied("again")]
+        host.lives.trouble = [trouble]
         host.record(decided("trainer-0", "full"))
 
     assert scenario(play).done == [f"start {len(_NODES)}", "run"]

@@ -1,0 +1,77 @@
+"""How a life begins, and what a process costs that ends before anybody knows who it is."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from robustrl.config import Deadlines, JobConfig
+from robustrl.core import events as ev
+from robustrl.core.roles import RoleId
+from robustrl.errors import PeerDied
+from robustrl.runtime import lives as lives_module
+from robustrl.runtime.lives import Lives
+
+
+class _Death(Exception):
+    """What Ray says of one."""
+
+
+class _Cluster:
+    """``fates`` of the processes in turn: None lives, an error is its end, "hangs" never answers."""
+
+    def __init__(self, fates: list[Any]) -> None:
+        self.nodes = [SimpleNamespace(name="node-0", ip="127.0.0.1")]
+        self.fates, self.names = fates, list[str]()
+
+    def create_actor(self, spec: Any, node: Any, name: str) -> Any:
+        self.names.append(name)
+        fate = self.fates.pop(0)
+
+        async def identity() -> dict[str, int]:
+            if fate == "hangs":
+                await asyncio.sleep(3600)
+            if fate:
+                raise fate
+            return {"pid": 7, "start_ticks": 8}
+
+        return SimpleNamespace(identity=SimpleNamespace(remote=identity))
+
+
+def create(monkeypatch: pytest.MonkeyPatch, fates: list[Any], **settings: Any) -> tuple[_Cluster, list[ev.Event], list[Any]]:
+    """The cluster, what was recorded, and the processes that were ended unborn."""
+    cluster, recorded, ended = _Cluster(fates), list[ev.Event](), list[Any]()
+    monkeypatch.setattr(lives_module, "_actor_error", lambda: _Death)
+    monkeypatch.setattr(lives_module, "_end_unborn", ended.append)
+    config = JobConfig(profile="class", deadlines=Deadlines(role_start=0.02), **settings)
+    host: Any = SimpleNamespace(
+        config=config, cluster=cluster, record=recorded.append, state=SimpleNamespace(roles={}), spawn=lambda coroutine: coroutine.close(),
+        run_id="r", run_dir="d", temp="t", shm="s", roles_address="a", token=None,
+    )  # fmt: skip
+    lives = Lives(host)
+    lives.places = {RoleId.parse("supervisor"): "node-0"}
+    lives._watch_role = lives._watch_if_there = lambda *_: SimpleNamespace(close=lambda: None)  # type: ignore[method-assign,assignment]
+    try:
+        asyncio.run(lives.create("supervisor"))
+    finally:
+        cluster.fates.append(lives.incarnations["supervisor"])
+    return cluster, recorded, ended
+
+
+def test_a_process_that_dies_or_hangs_before_it_says_who_it_is_is_a_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, recorded, ended = create(monkeypatch, [_Death(), "hangs", None])
+    assert cluster.names == ["supervisor.1", "supervisor.1.2", "supervisor.1.3"], "one number for who is known, a name for each process"
+    assert [type(event) for event in recorded] == [ev.WarningRaised, ev.WarningRaised, ev.RoleStarted]
+    assert len(ended) == 1, "the one that hung"
+    assert cluster.fates == [1]
+
+
+@pytest.mark.parametrize(("restarts", "tries"), [(9, 3), (2, 2), (0, 1)])
+def test_it_is_not_started_for_ever(monkeypatch: pytest.MonkeyPatch, restarts: int, tries: int) -> None:
+    fates: list[Any] = [_Death() for _ in range(tries)]
+    with pytest.raises(PeerDied, match="died at its start"):
+        create(monkeypatch, fates, restarts=restarts)
+    assert fates == [1], "all were used"
