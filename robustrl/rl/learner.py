@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -205,9 +206,16 @@ class Learner:
 
     def recovery_state(self) -> bytes:
         """Optimizer, step (and with it the learning-rate schedule) and random state; not the weights. Collective where sharded."""
+        return b"".join(part.tobytes() for part in self.recovery_parts())
+
+    def recovery_parts(self) -> list[np.ndarray]:
+        """The same as uint8 arrays, one behind the other, for whoever copies them to where they are kept. Collective where sharded.
+
+        Unsharded and on CPU, they are the live state: copy them before the next step.
+        """
         optimizer = self.optimizer.state_dict()
         tensors: list[tuple[int, str, str, list[int]]] = []
-        data: list[Any] = []
+        data: list[np.ndarray] = []
         for i, entry in optimizer["state"].items():
             for key, value in entry.items():
                 whole = _full(value).detach().cpu().contiguous()
@@ -215,7 +223,7 @@ class Learner:
                 data.append(whole.reshape(-1).view(torch.uint8).numpy())
         rng = torch.get_rng_state().numpy().tobytes()
         head = msgspec.msgpack.encode((self.step, rng, optimizer["param_groups"], tensors))
-        return b"".join([len(head).to_bytes(8, "little"), head, *data])
+        return [np.frombuffer(len(head).to_bytes(8, "little") + head, np.uint8), *data]
 
     def load_recovery_state(self, state: bytes) -> None:
         """Continues from ``recovery_state``; the weights of the same step come by ``load_weights``. Collective where sharded."""

@@ -10,7 +10,9 @@ import hashlib
 import mmap
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +20,7 @@ import xxhash
 
 from ..core.weights import Manifest
 from ..errors import WeightsError
-from ..transport.manifest import Layout, build_manifest, checksums
+from ..transport.manifest import Layout, build_manifest, checksums, fill
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -43,6 +45,35 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     probe_logprobs: list[float]
     metrics: dict[str, float] = {}
     phase_seconds: dict[str, float] = {}
+
+
+@dataclass
+class Gathered:
+    """All that a snapshot holds of a learner: the live state, until it is in a slot."""
+
+    weights: dict[str, Any]
+    recovery: list[np.ndarray]
+    """uint8, one behind the other."""
+    probe: list[float]
+    began: float
+    slot: int | None = None
+    """Where it is already."""
+
+    @property
+    def length(self) -> int:
+        """Bytes of the recovery state."""
+        return sum(part.nbytes for part in self.recovery)
+
+
+def fill_slot(slot: Slot, array: np.ndarray, layout: Layout, state: Gathered) -> None:
+    """Each byte is copied once, from where the learner has it to where it is kept. Raises WeightsError where there is no room."""
+    if state.length > slot.state_bytes:
+        raise WeightsError(f"recovery state of {state.length} bytes: the slot has room for {slot.state_bytes}")
+    at = slot.weights_bytes
+    fill(layout, state.weights, array[:at])
+    for part in state.recovery:
+        array[at : at + part.nbytes] = part
+        at += part.nbytes
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):

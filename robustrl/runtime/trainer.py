@@ -28,10 +28,10 @@ from ..errors import RobustRLError, SnapshotError, WeightsError
 from ..rl.models import load_tokenizer, resolve_model
 from ..rl.tasks import make_task
 from ..rl.trajectory import Trajectory
-from ..transport.manifest import Layout, fill, layout_of, views
+from ..transport.manifest import Layout, layout_of, views
 from .checkpoint import CheckpointWriter, checkpoints, load, step_of
 from .role import Role
-from .snapshots import Kept, Slot, Snapshot, map_slot, room_for
+from .snapshots import Gathered, Kept, Slot, Snapshot, fill_slot, map_slot, room_for
 
 _PROBE_TOKENS = 64
 _DISK = "disk"
@@ -49,6 +49,8 @@ class Trainer(Role):
         """What `train` returned for the last steps."""
         self._phase_seconds: dict[str, float] = {}
         self._phase_since = time.monotonic()
+        self._blocked = 0.0
+        """Seconds for which the last snapshot kept the learner from its next step."""
         self._maps: dict[str, np.ndarray] = {}
         self._slots: list[Slot] = []
         self._commit: asyncio.Task[None] | None = None
@@ -246,47 +248,56 @@ class Trainer(Role):
         self.page.step = step
         bodies = await journal.call("batch", batch, deadline=self.deadlines.call, again=True)
         trajectories = [msgspec.msgpack.decode(body, type=Trajectory) for body in bodies]
+        state = None
         if self._learner.step < step:  # else only its snapshot is missing
-            self._metrics = await self._in_thread(self._learner.train_step, trajectories, self._on_phase, self._mark)
-        await self._snapshot(step=step, batch=batch, consumed=[t.id for t in trajectories], metrics=self._metrics)
+            self._metrics, state = await self._in_thread(self._work, trajectories)
+        await self._snapshot(step=step, batch=batch, consumed=[t.id for t in trajectories], metrics=self._metrics, state=state)
+
+    def _work(self, trajectories: list[Trajectory]) -> tuple[dict[str, float], Gathered]:
+        metrics = self._learner.train_step(trajectories, self._on_phase, self._mark)
+        return metrics | {"snapshot_blocked": self._blocked}, self._gather()
 
     async def save_pretrained(self, path: str) -> None:
         await self._in_thread(self._learner.save_pretrained, path)
 
     # -- the snapshot ---
 
-    async def _snapshot(self, *, step: int, batch: int, consumed: list[int], metrics: dict[str, float] | None = None) -> None:
-        """Fill the keeper's free slot; its commit goes on beside the next step. All ranks gather the state, rank 0 hands it over."""
-        self._enter(Phase.SNAPSHOT)
-        weights, state, probe = await self._in_thread(self._collect_state)
-        seconds, self._phase_seconds = self._phase_seconds, {}
+    async def _snapshot(
+        self, *, step: int, batch: int, consumed: list[int], metrics: dict[str, float] | None = None, state: Gathered | None = None
+    ) -> None:
+        """All ranks gather the state; that of rank 0 goes into the keeper's free slot, and its commit goes on beside the next step."""
+        state = state or await self._in_thread(self._gather)
         metrics = metrics or {}
-        result = {"metrics": metrics, "phase_seconds": seconds, "version": step}
         if self.role.index == 0:
             await self._committed()
             if self._layout is None:
-                self._layout = layout_of(weights)
-            number = await self._free_slot(len(state), room_for(step, self._layout.nbytes, len(state)))
-            await self._in_thread(self._fill, number, weights, state)
+                self._layout = layout_of(state.weights)
+            number = state.slot
+            if number is None:
+                number = await self._free_slot(state.length, room_for(step, self._layout.nbytes, state.length))
+                await self._in_thread(self._fill, number, state)
+            self._next_slot = None
+            seconds, self._phase_seconds = self._phase_seconds, {}
             snapshot = Snapshot(
                 step=step,
                 batch=batch,
                 consumed=consumed,
                 slot=number,
                 layout=self._layout,
-                state_length=len(state),
+                state_length=state.length,
                 probe_tokens=self._probe,
-                probe_logprobs=probe,
+                probe_logprobs=state.probe,
                 metrics=metrics,
                 phase_seconds=seconds,
             )
-            self._enter(Phase.PUBLISH)
-            await self._in_thread(self.disturbance.pass_by, Phase.PUBLISH)
             self._commit = asyncio.create_task(self._publish(snapshot, list(self._slots)))
             self._commit.add_done_callback(self._finished)
         else:
             self._enter(Phase.WAITING_BATCH)
+            seconds, self._phase_seconds = self._phase_seconds, {}
+        result = {"metrics": metrics, "phase_seconds": seconds, "version": step}
         self._results = {number: known for number, known in self._results.items() if number == step - 1} | {step: result}
+        self._blocked = time.monotonic() - state.began
 
     async def _committed(self) -> None:
         """The snapshot before is committed. Raises what its commit met."""
@@ -306,11 +317,9 @@ class Trainer(Role):
             self._enter(Phase.WAITING_BATCH)
 
     def _on_phase(self, phase: Phase) -> None:
-        """Called in the learner's thread. While the optimizer works, the keeper frees the slot: pulls of what it held may have to end."""
+        """Called in the learner's thread."""
         self._enter(phase)
         self.disturbance.pass_by(phase)
-        if phase is Phase.OPTIMIZER and self.role.index == 0:
-            self._loop.call_soon_threadsafe(self._ask_ahead)
 
     def _ask_ahead(self) -> None:
         if self._next_slot is None:
@@ -329,17 +338,28 @@ class Trainer(Role):
         number, self._slots = await self._keeper.call("free_slot", *arguments, deadline=self.deadlines.call, again=True)
         return number
 
-    def _collect_state(self) -> tuple[dict[str, Any], bytes, list[float]]:
+    def _gather(self) -> Gathered:
+        """In the learner's thread, which puts it into the slot at once if one is known to be free: no wait in between."""
+        began = time.monotonic()
+        self._enter(Phase.SNAPSHOT)
         self.disturbance.pass_by(Phase.SNAPSHOT)
-        return self._learner.weights(), self._learner.recovery_state(), self._learner.probe(self._probe)
+        state = Gathered(self._learner.weights(), self._learner.recovery_parts(), self._learner.probe(self._probe), began)
+        state.slot = self._known_slot(state.length)
+        if state.slot is not None:
+            self._fill(state.slot, state)
+        return state
 
-    def _fill(self, number: int, weights: dict[str, Any], state: bytes) -> None:
+    def _known_slot(self, needed: int) -> int | None:
+        asked = self._next_slot
+        if asked is None or not asked.done() or asked.exception() is not None:
+            return None
+        return asked.result() if self._slots[asked.result()].state_bytes >= needed else None
+
+    def _fill(self, number: int, state: Gathered) -> None:
         assert self._layout is not None
-        slot, array = self._slots[number], self._map(self._slots[number])
-        if len(state) > slot.state_bytes:
-            raise WeightsError(f"recovery state of {len(state)} bytes: the slot has room for {slot.state_bytes}")
-        fill(self._layout, weights, array[: slot.weights_bytes])
-        array[slot.weights_bytes : slot.weights_bytes + len(state)] = np.frombuffer(state, np.uint8)
+        fill_slot(self._slots[number], self._map(self._slots[number]), self._layout, state)
+        self._enter(Phase.PUBLISH)
+        self.disturbance.pass_by(Phase.PUBLISH)
 
     def _map(self, slot: Slot) -> np.ndarray:
         if slot.path not in self._maps:
@@ -358,8 +378,11 @@ class Trainer(Role):
         self.page.phase = phase
 
     def _mark(self, done: int, total: int) -> None:
+        """In the learner's thread. Beside the last micro-batch the keeper frees the slot: pulls of what it held may have to end."""
         self._marks += 1
         self.page.update(progress=self._marks, pending=total - done)
+        if done >= total - 1 and self.role.index == 0:
+            self._loop.call_soon_threadsafe(self._ask_ahead)
         if done < total:
             self.disturbance.pass_by(Phase.TRAIN)
 

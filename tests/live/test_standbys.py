@@ -65,6 +65,22 @@ def test_cold_is_cold_although_a_standby_is_there(job: Job) -> None:
     job.recovery.standbys = "warm"
 
 
+@pytest.mark.soak
+def test_a_full_restart_takes_its_standbys_and_has_new_ones_warmed(job: Job) -> None:
+    wait_for("the standbys to be warm", lambda: warm(job), 120)
+    job.recovery.mode = "full"
+    standbys = {name: (handle.pid, handle.incarnation) for name, handle in job.roles.items() if name.startswith("standby")}
+    before = {name: handle.pid for name, handle in job.roles.items() if name not in standbys}
+    step = job.step
+    kill(job, "trainer-0")
+    wait_for("all roles in other processes", lambda: all(
+        job.roles[name].pid != pid and job.roles[name].state == "healthy" for name, pid in before.items()), 180)
+    job.recovery.mode = "isolated"
+    assert job.roles["trainer-0"].pid == standbys["standby-0"][0] and job.roles["supervisor"].pid == standbys["standby-1"][0]
+    wait_for("new standbys", lambda: all(healthy(job, name, life + 1) for name, (_, life) in standbys.items()), 120)
+    job.wait(step=max(step, job.step) + 2, timeout=120)
+
+
 def test_the_log_of_the_takeovers_passes_the_audit(job: Job) -> None:
     job.pause()
     time.sleep(1.0)

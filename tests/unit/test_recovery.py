@@ -136,6 +136,17 @@ def test_management_roles_have_the_light_standby_and_a_second_failure_finds_none
     assert decisions(log.add(killed("supervisor"))) == {"supervisor": ("isolated", "")}
 
 
+def test_a_full_restart_gives_each_standby_to_a_role_that_can_take_it() -> None:
+    """Agents are there before anybody could take over from a standby on their node."""
+    log = Log(steps=99, restarts=3, standbys=1)
+    log.add(ev.RecoverySettings(mode="full", standbys="warm"))
+    for role in ("node_agent-0", *_ROLES, "standby-0", "standby-1"):
+        log.start(role)
+    due = decisions(log.add(killed("trainer-0")))
+    assert {role: standby for role, (_, standby) in due.items() if standby} == {"trainer-0": "standby-0", "supervisor": "standby-1"}
+    assert "standby-0" not in due
+
+
 def test_a_standby_that_dies_while_it_takes_over_is_followed_by_a_cold_start() -> None:
     log = a_job(standbys="warm", heavy=1)
     log.add(killed("trainer-0"))

@@ -1,0 +1,118 @@
+"""What keeps the learner while its state goes to the keeper: one copy, into a slot that was asked for beforehand where that is known."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from robustrl.config import JobConfig
+from robustrl.core.roles import Phase, RoleId
+from robustrl.errors import WeightsError
+from robustrl.runtime.snapshots import Gathered, Slot, SlotStore, fill_slot
+from robustrl.runtime.trainer import Trainer
+from robustrl.transport.manifest import layout_of
+
+
+class _Learner:
+    """Its weights and state are its step."""
+
+    step = 0
+
+    def train_step(self, trajectories: list[Any], on_phase: Any, on_mark: Any) -> dict[str, float]:
+        on_phase(Phase.TRAIN)
+        on_mark(0, 1)
+        self.hold()
+        on_phase(Phase.OPTIMIZER)
+        self.step += 1
+        return {"loss": 0.5}
+
+    def hold(self) -> None:
+        """The last micro-batch."""
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {"a": torch.full((64,), float(self.step))}
+
+    def recovery_parts(self) -> list[np.ndarray]:
+        return [np.full(3, self.step, np.uint8), np.full(5, 10 + self.step, np.uint8)]
+
+    def probe(self, tokens: list[int]) -> list[float]:
+        return [-float(self.step)]
+
+
+class _Keeper:
+    def __init__(self, store: SlotStore) -> None:
+        self.store, self.calls = store, list[str]()
+        self.freed = asyncio.Event()
+        self.phases: list[Phase] = []
+
+    async def call(self, method: str, *args: Any, deadline: float, again: bool) -> Any:
+        self.calls.append(method)
+        if method == "free_slot":
+            self.store.allocate(*args[1:])
+            self.freed.set()
+            return self.store.free, self.store.slots
+        return self.store.commit(args[0])
+
+
+def trainer(folder: Path) -> tuple[Trainer, _Keeper, _Learner]:
+    """After step 0, whose snapshot is committed."""
+    store = SlotStore(
+        "state_keeper-0", 1, "node-0", shm_dir=str(folder), temp_dir=str(folder), reserve=0, warn=lambda text: pytest.fail(text)
+    )
+    made, keeper, learner = Trainer.__new__(Trainer), _Keeper(store), _Learner()
+    here: Any = made
+    here.role, here.config, here.deadlines = RoleId.parse("trainer-0"), JobConfig(checkpoint_every=0), JobConfig().deadlines
+    here.page = SimpleNamespace(phase=Phase.WAITING_BATCH, update=lambda **_: None, version=-1)
+    here.disturbance, here.log = SimpleNamespace(pass_by=lambda phase: None), logging.getLogger("test")
+    here._thread, here._loop, here._tasks = ThreadPoolExecutor(1), asyncio.get_running_loop(), set()
+    here._phase_seconds, here._phase_since, here._blocked, here._marks, here._redone = {}, 0.0, 0.0, 0, -1
+    here._maps, here._slots, here._commit, here._next_slot, here._layout, here._results = {}, [], None, None, None, {}
+    here._keeper, here._learner, here._probe = keeper, learner, [1, 2]
+    return made, keeper, learner
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_step_is_in_the_slot_before_its_commit_is_asked_for_and_no_step_waits_for_the_one_before(tmp_path: Path, ahead: bool) -> None:
+    async def scenario() -> None:
+        made, keeper, learner = trainer(tmp_path)
+        loop = asyncio.get_running_loop()
+        await made._snapshot(step=0, batch=0, consumed=[])
+        await made._committed()
+        keeper.freed.clear()
+        if ahead:  # the keeper answers within the micro-batch
+
+            def hold() -> None:
+                asyncio.run_coroutine_threadsafe(keeper.freed.wait(), loop).result(5)
+                asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), loop).result(5)
+
+            learner.hold = hold  # type: ignore[method-assign]
+        else:
+            made._ask_ahead = lambda: None  # type: ignore[method-assign]
+        metrics, state = await made._in_thread(made._work, [])
+        assert (state.slot is not None) == ahead
+        await made._snapshot(step=1, batch=1, consumed=[7], metrics=metrics, state=state)
+        assert keeper.store.kept is not None and keeper.store.kept.step == 0, "its commit goes on beside what follows"
+        await made._committed()
+        kept = keeper.store.kept
+        assert kept is not None and (kept.step, kept.snapshot.consumed, kept.snapshot.probe_logprobs) == (1, [7], [-1.0])
+        image = keeper.store.image(kept)
+        assert image[: 64 * 4].view(np.float32).tolist() == [1.0] * 64 and image[kept.manifest.nbytes :].tolist() == [1] * 3 + [11] * 5
+        assert keeper.calls == ["free_slot", "commit", "free_slot", "commit"]
+        assert "snapshot_blocked" in metrics and made._results[1]["phase_seconds"].keys() >= {"train", "optimizer", "snapshot"}
+
+    asyncio.run(scenario())
+
+
+def test_a_state_that_has_outgrown_its_slot_is_refused() -> None:
+    layout = layout_of({"a": torch.zeros(64)})
+    state = Gathered({"a": torch.zeros(64)}, [np.zeros(9, np.uint8)], [], 0.0)
+    with pytest.raises(WeightsError, match="9 bytes: the slot has room for 8"):
+        fill_slot(Slot("p", layout.nbytes, 8), np.zeros(layout.nbytes + 8, np.uint8), layout, state)
