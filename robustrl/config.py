@@ -85,6 +85,8 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     version_switch: Literal["continue", "drop"] = "continue"
     """What becomes of a trajectory whose rollout died when no other rollout has the version of its last token any more: it goes on with a
     newer one (each token has the version and the log-probability that its importance weight needs), or it is dropped and counted."""
+    journal_tokens: bool = True
+    """Unfinished trajectories are journalled while they grow. False: one whose rollout dies begins anew; for what the journal costs."""
     checkpoint_every: int = 1
     """Optimizer steps between checkpoints on disk, the newest one as soon as the one before is written; 0: none."""
     rollouts: int = 2

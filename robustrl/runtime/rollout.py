@@ -86,7 +86,8 @@ class Rollout(Role):
     async def submit(self, bodies: list[bytes]) -> None:
         """Trajectories to generate: from their prompts, or on from the tokens that they have."""
         trajectories = [msgspec.msgpack.decode(body, type=Trajectory) for body in bodies]
-        self._flushed.update({t.id: (len(t.tokens), "") for t in trajectories if t.id > 0})
+        if self.config.journal_tokens:
+            self._flushed.update({t.id: (len(t.tokens), "") for t in trajectories if t.id > 0})
         self._commands.put(lambda: self._begin(trajectories))
 
     async def resume(self, trajectory: int, tokens: list[int] | None) -> None:
@@ -340,7 +341,7 @@ class Rollout(Role):
 
     def _note(self, trajectory: Trajectory, state: str) -> None:
         """For the flush: all of the trajectory that it may read. Evaluations are no part of the journal."""
-        if trajectory.id > 0:
+        if trajectory.id > 0 and self.config.journal_tokens:
             self._growing[trajectory.id] = trajectory
             self._grown[trajectory.id] = len(trajectory.tokens), trajectory.tool_turns, state
 

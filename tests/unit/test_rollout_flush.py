@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,16 +26,16 @@ class _Journal:
         return self.answer
 
 
-def rollout() -> tuple[Rollout, Any, _Journal]:
+def rollout(journal_tokens: bool = True) -> tuple[Rollout, Any, _Journal]:
     made = Rollout.__new__(Rollout)
     here: Any = made
     here.spec = SimpleNamespace(role="rollout-0", incarnation=2)
-    here.deadlines = SimpleNamespace(call=1.0)
+    here.deadlines, here.config = SimpleNamespace(call=1.0), SimpleNamespace(journal_tokens=journal_tokens)
     here._journal = journal = _Journal()
     here._loop = asyncio.get_running_loop()
     here._out, here._unacknowledged = asyncio.Queue(), {}
     here._grown, here._growing, here._flushed = {}, {}, {}
-    here._flush_due = asyncio.Event()
+    here._flush_due, here._commands = asyncio.Event(), queue.SimpleQueue()
     here._live, here._in_tool, here._version, here._generated, here._since_flush, here._budget = {}, {}, 3, 0, 0, 100
     here._engine = SimpleNamespace(add=lambda request: None, abort=lambda ids: None)
     here._request = lambda trajectory: None
@@ -66,6 +67,18 @@ def test_each_token_is_told_once_and_an_ended_trajectory_is_forgotten() -> None:
         await made._flush()
         assert [(p.id, p.at, p.end, p.state) for p in journal.parts[1:]] == [(1, 5, 9, "stop"), (2, 0, 2, "")]
         assert journal.parts[1].versions == [(3, 4)] and set(here._grown) == set(here._growing) == set(here._flushed) == {2}
+
+    asyncio.run(scenario())
+
+
+def test_without_a_journal_of_tokens_nothing_is_told_or_kept() -> None:
+    async def scenario() -> None:
+        made, here, journal = rollout(journal_tokens=False)
+        await made.submit([msgspec.msgpack.encode(trajectory(1, 5))])
+        here._commands.get_nowait()()
+        grow(here, 1, 4, "eos")
+        await made._flush()
+        assert not journal.parts and not here._grown and not here._flushed
 
     asyncio.run(scenario())
 
