@@ -25,7 +25,9 @@ _DOUBLE = 0.2
 """Share of faults that come while the job still recovers from the one before."""
 _KINDS: tuple[type[Fault], ...] = (Kill, Kill, Hang, Wedge, RaiseException, CleanExit)
 _TARGETS = ("trainer", "rollout", "rollout", "state_keeper", "request_manager", "rollout_manager", "task_runner", "agent_worker",
-            "supervisor")  # fmt: skip
+            "supervisor", "node_agent")  # fmt: skip
+_WATCHERS = ("supervisor", "node_agent")
+"""Who watches the others: what can be seen of them is that they die or hang."""
 _GONE_WITHIN = 15.0
 _WARM_UP = 2
 """Faults before the first measure of what must not grow."""
@@ -52,7 +54,7 @@ def plan(seed: int, count: int) -> list[Strike]:
     strikes = []
     for number in range(count):
         kind, target = dice.choice(_KINDS), dice.choice(_TARGETS)
-        if target == "supervisor":  # the judge itself: what only a judge can see of it is its death
+        if target in _WATCHERS and kind is not Hang:
             kind = Kill
         strikes.append(Strike(kind(target), dice.uniform(0.0, 2.0), number > 0 and dice.random() < _DOUBLE))
     return strikes

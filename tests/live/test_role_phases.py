@@ -11,25 +11,19 @@ import robustrl
 from robustrl.core.audit import audit
 from robustrl.core.roles import PHASES, Phase, RoleId, RoleKind
 from robustrl.errors import WaitTimeout
-from robustrl.faults import Kill
+from robustrl.faults import Hang, Kill
 from robustrl.job import Job
 from tests.live.conftest import assert_clean, wait_for
 
-_RARE = {Phase.WAITING_TOOL, Phase.TAKING_OVER, Phase.WARMING}
-"""Phases that this job's roles do not come to by themselves."""
-_CASES = [
-    (str(RoleId(kind)), phase)
-    for kind in RoleKind
-    if kind is not RoleKind.STANDBY
-    for phase in sorted(PHASES[kind] - _RARE)
-]  # fmt: skip
+_CASES = [(str(RoleId(kind)), phase) for kind in RoleKind if kind is not RoleKind.STANDBY for phase in sorted(PHASES[kind])]
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    settings = {"profile": "class", "steps": 100_000, "prompts_per_step": 4, "agent_workers": 1, "evaluation_prompts": 0, "restarts": 99}
+    settings = {"profile": "class", "steps": 100_000, "prompts_per_step": 4, "agent_workers": 1, "evaluation_prompts": 0, "restarts": 99,
+                "task": "arithmetic_tool", "task_options": {"tool_seconds": 0.05}, "standbys": 1, "recovery": {"standbys": "cold"}}  # fmt: skip
     with robustrl.launch(name="phases", run_dir=str(tmp_path_factory.mktemp("runs")), **settings) as job:
         job.wait(step=2, timeout=240)
         yield job
@@ -50,6 +44,32 @@ def test_a_role_is_killed_in_a_phase(job: Job, role: str, phase: Phase) -> None:
         job.wait(step=max(step, job.step) + 2, timeout=180)
     except WaitTimeout as error:
         pytest.fail(f"after a kill of {role} in phase {phase}: {error}")
+
+
+def test_a_standby_is_killed_while_it_is_ready_while_it_warms_up_and_while_it_takes_over(job: Job) -> None:
+    for phase in (Phase.READY, Phase.WARMING):
+        incarnation = job.roles["standby-0"].incarnation
+        job.inject(Kill("standby-0", phase=phase))
+        wait_for(f"the kill of a standby that is {phase}", lambda n=incarnation: job.roles["standby-0"].incarnation > n, 60)
+    wait_for("the standby to be warm", lambda: job.roles["standby-0"].phase == Phase.READY, 60)
+    job.recovery.standbys = "warm"
+    fault = job.inject(Kill("standby-0", phase=Phase.TAKING_OVER))
+    incarnation = job.roles["trainer-0"].incarnation
+    job.roles["trainer-0"].kill()
+    wait_for("the trainer, in whatever process", lambda: job.roles["trainer-0"].incarnation > incarnation
+             and job.roles["trainer-0"].state == "healthy", 120)  # fmt: skip
+    job.recovery.standbys = "cold"
+    job.wait(step=job.step + 2, timeout=120)
+    assert fault.view.hits and fault.view.hits[0].phase == Phase.TAKING_OVER
+
+
+def test_a_supervisor_that_hangs_is_replaced(job: Job) -> None:
+    job.thresholds.management.silent = 5.0
+    incarnation = job.roles["supervisor"].incarnation
+    job.inject(Hang("supervisor"))
+    wait_for("the next supervisor", lambda: job.roles["supervisor"].incarnation > incarnation, 60)
+    job.wait(step=job.step + 2, timeout=120)
+    job.thresholds.management.silent = 60.0
 
 
 @pytest.mark.parametrize(

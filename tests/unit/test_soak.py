@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from robustrl import cli, soak
-from robustrl.faults import Kill
+from robustrl.faults import Hang, Kill
 from robustrl.soak import SoakFailed, Strike, plan
 
 
@@ -22,7 +22,8 @@ def test_a_long_plan_has_everything_in_it() -> None:
     assert {strike.fault.kind.value for strike in strikes} == set(soak._TARGETS)
     assert {type(strike.fault) for strike in strikes} == set(soak._KINDS)
     assert not strikes[0].double and 0.1 < sum(strike.double for strike in strikes) / 400 < 0.3
-    assert all(type(strike.fault) is Kill for strike in strikes if strike.fault.kind == "supervisor")
+    watchers = [strike.fault for strike in strikes if strike.fault.kind in soak._WATCHERS]
+    assert {type(fault) for fault in watchers} == {Kill, Hang}
 
 
 class _Job:
