@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     settings = {"profile": "class", "steps": 100_000, "prompts_per_step": 4, "agent_workers": 1, "evaluation_prompts": 0, "restarts": 99,
-                "task": "arithmetic_tool", "task_options": {"tool_seconds": 0.05}, "standbys": 1, "recovery": {"standbys": "cold"}}  # fmt: skip
+                "task": "arithmetic_tool", "task_options": {"tool_seconds": 0.05}, "standbys": 1,
+                "recovery": {"standbys": "cold"}}  # fmt: skip
     with robustrl.launch(name="phases", run_dir=str(tmp_path_factory.mktemp("runs")), **settings) as job:
         job.wait(step=2, timeout=240)
         yield job
