@@ -1,8 +1,7 @@
 """The restart half of the host: ends a role's life for certain, makes the next one, and has it taken in by those who work with it.
 
-It carries out what the log says was decided and decides nothing itself; the one exception is the supervisor's own death or hang, on which
-the same policy is asked here. While everything is being restarted, later decisions wait; those that are still true then are carried out
-after it.
+It carries out what the log says was decided and decides nothing itself; the one exception is the supervisor's own death, on which the same
+policy is asked here. While everything is being restarted, later decisions wait; those that are still true then are carried out after it.
 """
 
 from __future__ import annotations
