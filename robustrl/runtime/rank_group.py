@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from ..core.roles import RoleKind
-from ..errors import PeerDied, WaitTimeout
+from ..errors import PeerDied, RobustRLError, WaitTimeout
 
 if TYPE_CHECKING:
     from .lives import Lives
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("host")
 LEAVE_SECONDS = 10.0
 """In which a rank has to come to rest after another one died. It may have to end a micro-batch first; a collective breaks off by itself."""
+
+_TRIES = 3
+"""Meetings that may fail although every rank lives."""
 
 
 class RankGroup:
@@ -36,9 +39,18 @@ class RankGroup:
             ranks = [str(rank) for rank in self._lives.places if rank.kind is RoleKind.TRAINER]
             if any(self._lives.incarnations[rank] not in (1, self._set_up.get(rank)) for rank in ranks):
                 return
-            left = await asyncio.gather(*(self._leave(rank) for rank in ranks if rank != role))
-            if all(left):
-                await self._lives.prepare_trainers(ranks)
+            for left in reversed(range(_TRIES)):
+                if not all(await asyncio.gather(*(self._leave(rank) for rank in ranks if rank != role))):
+                    return
+                try:
+                    await self._lives.prepare_trainers(ranks)
+                    return
+                except RobustRLError:
+                    raise
+                except Exception as error:  # whatever a process group may raise: a rank that dies meanwhile, a port that is taken
+                    if not left:
+                        raise
+                    log.warning("the ranks did not meet: %s", error)
 
     def all_set_up(self) -> None:
         """After a start of all of them at once."""

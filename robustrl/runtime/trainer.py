@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from ..rl.models import load_tokenizer, resolve_model
 from ..rl.tasks import make_task
 from ..rl.trajectory import Trajectory
 from ..transport.manifest import Layout, layout_of, views
+from . import ranks
 from .checkpoint import CheckpointWriter, checkpoints, load, step_of
 from .role import Role
 from .snapshots import Gathered, Kept, Slot, Snapshot, fill_slot, map_slot, room_for
@@ -87,6 +87,8 @@ class Trainer(Role):
                     await self._in_thread(self._build)
                 await self._snapshot(step=0, batch=0, consumed=[])
                 await self._committed()
+            if self.config.trainer_ranks > 1:
+                await self._in_thread(ranks.agree_on, self._learner.step)
             self._enter(Phase.WAITING_BATCH)
         if first:
             self.say_ready()
@@ -94,26 +96,15 @@ class Trainer(Role):
     async def leave_group(self) -> None:
         """Another rank has died: returns once nothing here waits for it any more, so that `prepare` can be called again."""
         if self._cuda:
-            await asyncio.to_thread(_abort_group)
+            await asyncio.to_thread(ranks.abort)
         async with self._one_step:  # gloo raises by itself when a peer is gone
-            await self._in_thread(_leave_group)
+            await self._in_thread(ranks.leave)
 
     def _meet(self, rendezvous: str, process_group: float) -> None:
         import torch
 
         self._cuda = torch.cuda.is_available()
-        world = self.config.trainer_ranks
-        if world > 1:
-            import torch.distributed as dist
-
-            _leave_group()
-            dist.init_process_group(
-                "nccl" if self._cuda else "gloo",
-                init_method=f"tcp://{rendezvous}",
-                rank=self.role.index,
-                world_size=world,
-                timeout=timedelta(seconds=process_group),
-            )
+        ranks.join(rendezvous, self.role.index, self.config.trainer_ranks, process_group, cuda=self._cuda)
 
     def _build(self) -> None:
         from ..rl.learner import Learner
@@ -385,18 +376,3 @@ class Trainer(Role):
             self._loop.call_soon_threadsafe(self._ask_ahead)
         if done < total:
             self.disturbance.pass_by(Phase.TRAIN)
-
-
-def _leave_group() -> None:
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def _abort_group() -> None:
-    """NCCL waits for ever for a peer that is gone, unless it is told."""
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.distributed_c10d._abort_process_group()

@@ -136,7 +136,6 @@ def test_the_model_goes_on_bit_for_bit_from_the_keepers_snapshot(launch: Callabl
     job.wait(step=before.step + 2, timeout=120)
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_of_two_ranks_only_the_dead_one_is_replaced(launch: Callable[..., Job]) -> None:
     job = launch(steps=100_000, trainer_ranks=2, evaluation_prompts=0, rollouts=1, agent_workers=1)
@@ -148,6 +147,10 @@ def test_of_two_ranks_only_the_dead_one_is_replaced(launch: Callable[..., Job]) 
         job.wait(step=step + 3, timeout=120)
         assert job.roles[other].pid == pids[other], "the surviving rank stays"
         assert job.roles[rank].state == job.roles[other].state == "healthy"
+    restored = [e.event for e in job.events.of(ev.SnapshotRestored)]
+    for one, two in zip(restored[::2], restored[1::2], strict=True):
+        assert {one.role, two.role} == {"trainer-0", "trainer-1"}
+        assert (one.step, one.digest) == (two.step, two.digest), "both go on from the same bytes"
     job.pause()
     time.sleep(1.0)
     job.stop()

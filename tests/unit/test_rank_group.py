@@ -16,6 +16,7 @@ class _Lives:
     def __init__(self, trouble: dict[str, Exception], **incarnations: int) -> None:
         self.incarnations = {f"trainer-{name[-1]}": number for name, number in incarnations.items()}
         self.places = {RoleId.parse(role): "node-1" for role in [*self.incarnations, "rollout-0"]}
+        self.failures: list[Exception] = []
         self.trouble, self.left, self.met, self.killed = trouble, list[str](), list[list[str]](), list[str]()
 
     def peer(self, role: str) -> Any:
@@ -31,6 +32,8 @@ class _Lives:
         return Peer()
 
     async def prepare_trainers(self, ranks: list[str]) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
         self.met.append(ranks)
 
     async def end_life(self, role: str) -> None:
@@ -61,3 +64,23 @@ def test_ranks_that_died_together_meet_once_when_the_last_is_there() -> None:
     assert not lives.met and not lives.left
     asyncio.run(ranks.meet("trainer-1"))
     assert lives.met == [["trainer-0", "trainer-1"]]
+
+
+def test_a_meeting_that_fails_although_all_live_is_held_again_and_not_for_ever() -> None:
+    lives = _Lives({}, rank0=1, rank1=2)
+    lives.failures = [RuntimeError("address in use")] * 2
+    asyncio.run(group(lives).meet("trainer-1"))
+    assert lives.left == ["trainer-0"] * 3 and len(lives.met) == 1
+    lives.failures = [RuntimeError("address in use")] * 3
+    with pytest.raises(RuntimeError):
+        asyncio.run(group(lives).meet("trainer-1"))
+
+
+def test_a_rank_that_dies_while_they_meet_brings_them_together_by_its_own_restart() -> None:
+    lives = _Lives({"trainer-0": PeerDied("gone")}, rank0=1, rank1=2)
+    asyncio.run(group(lives).meet("trainer-1"))
+    assert not lives.met
+    lives.trouble, lives.failures = {}, [PeerDied("gone"), RuntimeError("not reached")]
+    with pytest.raises(PeerDied):
+        asyncio.run(group(lives).meet("trainer-1"))
+    assert len(lives.failures) == 1
