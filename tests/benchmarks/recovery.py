@@ -12,6 +12,7 @@ import random
 import statistics
 import sys
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from tests.benchmarks._faulty import figure
@@ -28,7 +29,7 @@ _ROWS = [
     *(f"full-{standbys}-{victim}" for victim in ("trainer", "rollout") for standbys in ("cold", "warm")),
     "isolated-cold-node",
     "full-cold-node",
-    *(f"management-{role}" for role in _MANAGEMENT),
+    *(f"management-{standbys}" for standbys in ("cold", "warm")),
     "cost",
 ]
 
@@ -41,13 +42,14 @@ class _Recovery(Bench):
         if row == "cost":
             return cost()
         if row.startswith("management-"):
-            return strikes("isolated", "cold", row.removeprefix("management-"), kills=5, stops=1)
+            return management(row.removeprefix("management-"))
         mode, standbys, victim = row.split("-")
         full = mode == "full"
         kills, stops = (_FULL, 0) if full else (_KILLS, _STOPS)
         found = strikes(mode, standbys, _VICTIM[victim], kills=kills, stops=stops, node=victim == "node", **settings(victim))
         if full:
-            alone = [row["kill"]["after_detection"]["median"] for name, row in self.done.items() if name.startswith("isolated-cold")]
+            cold = [self.done[name] for name in ("isolated-cold-trainer", "isolated-cold-rollout") if name in self.done]
+            alone = [row["kill"]["after_detection"]["median"] for row in cold]
             found["slowest_alone_s"] = max(alone, default=None)
         return found
 
@@ -80,6 +82,20 @@ def strikes(mode: str, standbys: str, role: str, *, kills: int, stops: int, node
         if node:
             sources = [e.event.source for e in job.events.of(ev.SnapshotRestored)]
             found["restored_from_peer"] = min(sources.count("peer") / len(killed), 1.0)
+    return found
+
+
+def management(standbys: str, kills: int = 5, stops: int = 1, **settings: Any) -> Row:
+    """All of them in one job, isolated; figures by role."""
+    from robustrl.faults import Hang, Kill
+    from tests.benchmarks._faulty import figures, job_with, strike
+
+    dice, found = random.Random(f"management{standbys}"), Row(mode="isolated", standbys=standbys)
+    with job_with("isolated", standbys, name="bench-rec", **settings) as job:
+        for role in _MANAGEMENT:
+            for name, fault, count in (("kill", Kill(role), kills), ("stop", Hang(role), stops)):
+                struck = [strike(job, fault, role, dice=dice) for _ in range(count)]
+                found.setdefault(role, {})[name] = figures(job, struck)
     return found
 
 
@@ -139,10 +155,10 @@ def judge(bench: Bench) -> None:
         for standbys, factor in (("cold", cold), ("warm", warm)):
             name = f"{victim}, warm: faster than a full {standbys} restart"
             bench.target(name, ">=", factor, [mine, f"full-{standbys}-{victim}"], lambda rows: after(rows[1]) / after(rows[0]))
-    for role in _MANAGEMENT:
-        row = [f"management-{role}"]
-        bench.target(f"{role}: back after detection, median (s)", "<=", 2.0, row, lambda rows: after(rows[0]))
-        bench.target(f"{role}: optimizer steps lost", "<=", 0, row, lambda rows: rows[0]["kill"]["steps_rolled_back"])
+    for standbys, role in product(("cold", "warm"), _MANAGEMENT):
+        row, name = [f"management-{standbys}"], f"{role}, {standbys}"
+        bench.target(f"{name}: back after detection, median (s)", "<=", 2.0, row, lambda rows, role=role: after(rows[0][role]))
+        bench.target(f"{name}: steps lost", "<=", 0, row, lambda rows, role=role: rows[0][role]["kill"]["steps_rolled_back"])
     for standbys in ("cold", "warm"):
         row = [f"isolated-{standbys}-rollout"]
         name = f"rollout, {standbys}: tokens generated again, per trajectory, largest"

@@ -105,6 +105,14 @@ def test_recovery_compares_warm_and_isolated_with_full() -> None:
     assert found["full restart (rollout) over the job's own first start"]["met"]
 
 
+def test_each_management_role_is_judged_by_its_own_figures() -> None:
+    slow = {role: row(1.0) for role in recovery._MANAGEMENT} | {"task_runner": row(2.5)}
+    found = targets(recovery._Recovery(), recovery.judge, {"management-warm": slow})
+    for role in recovery._MANAGEMENT:
+        assert found[f"{role}, warm: back after detection, median (s)"]["met"] == (role != "task_runner")
+    assert found["supervisor, cold: steps lost"]["value"] is None
+
+
 def test_ettr_holds_the_measured_loss_against_the_predicted_one() -> None:
     def long(span: float, loss: float, predicted: float | None = None) -> dict[str, Any]:
         found = {"span_s": span, "lost_s": loss, "redone_s": 0.0, "ettr_strict": 1 - loss / span}
