@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -11,10 +12,12 @@ from made_log import Writer, made_log
 from robustrl_widgets import assets
 from robustrl_widgets.commands import MAX_COMMAND, Commander, Right
 from robustrl_widgets.feed import RATE, Feed
+from robustrl_widgets.presets import INCIDENTS, NOT_STAGED, PRESETS
 from robustrl_widgets.sources import LiveRun, RecordedRun
 from views_log import FakeJob, failing_log
 
 from robustrl.core import events as ev
+from robustrl.faults import make_schedule
 
 
 class _Clock:
@@ -124,14 +127,14 @@ def _ask(feed, right, verb, student="", **args):
     return answer
 
 
-@pytest.mark.parametrize("verb", ["inject", "abort", "schedule", "reveal", "set_threshold", "pause", "resume"])
+@pytest.mark.parametrize("verb", ["inject", "abort", "schedule", "reveal", "set_threshold", "set_recovery", "pause", "resume"])
 def test_who_may_only_look_changes_nothing(feed, verb):
     answer = _ask(feed, Right.READ, verb, kind="kill", target="rollout-1", fault=1, path="rollout.no_tokens", value="3s", name="surprise")
     assert "may only look" in answer["error"] and feed.source.job.calls == []
     assert _ask(feed, Right.READ, "inspect", role="rollout-0")["value"]["right"] == 0
 
 
-@pytest.mark.parametrize("verb", ["schedule", "reveal", "set_threshold", "pause", "resume"])
+@pytest.mark.parametrize("verb", ["schedule", "reveal", "set_threshold", "set_recovery", "pause", "resume"])
 def test_a_student_sets_nothing(feed, verb):
     assert "may only queue a fault" in _ask(feed, Right.STUDENT, verb, path="rollout.no_tokens", value="3s", name="surprise")["error"]
     assert feed.source.job.calls == []
@@ -177,6 +180,30 @@ def test_a_refused_value_says_why_and_an_accepted_one_applies(feed):
     assert "no such threshold" in _ask(feed, Right.INSTRUCTOR, "set_threshold", path="a.b", value="3s")["error"]
     assert "value" in _ask(feed, Right.INSTRUCTOR, "set_threshold", path="rollout.no_tokens", value="3s")
     assert feed.source.job.calls == [{"rollout.no_tokens": "3s"}]
+
+
+@pytest.mark.parametrize(("args", "why"), [
+    ({"mode": "sometimes"}, "must be one of observe"), ({"standbys": "hot"}, "warm, cold"), ({}, "takes mode"),
+    ({"mode": "full", "more": 1}, "takes mode"), ({"mode": "full", "standbys": None}, "warm, cold"),
+])  # fmt: skip
+def test_how_failures_are_answered_is_set_whole_or_not_at_all(feed, args, why):
+    assert why in _ask(feed, Right.INSTRUCTOR, "set_recovery", **args)["error"] and feed.source.job.calls == []
+    assert _ask(feed, Right.INSTRUCTOR, "set_recovery", mode="full")["value"]["said"] == "from now on: mode full"
+    assert feed.source.job.calls == [("set_recovery", {"mode": "full"})]
+
+
+def test_presets_are_schedules_of_the_catalogue_and_only_those_that_fit_are_offered(feed):
+    assert len(INCIDENTS) + len(NOT_STAGED) == 28 and not NOT_STAGED & set(INCIDENTS), "each is staged, or said not to be"
+    for preset in PRESETS.values():
+        faults = [occurrence.fault for occurrence in itertools.islice(make_schedule(preset.schedule).occurrences(100, 0), 3)]
+        assert faults and preset.words
+    shown = feed.still()[0].picture("faults", 0.0)["presets"]
+    assert "incident/restarted-stays-dead" in shown and "incident/dead-member-in-quorum" not in shown, "there is one trainer rank"
+    assert "there is no schedule" in _ask(feed, Right.INSTRUCTOR, "schedule", name="incident/none")["error"]
+    _ask(feed, Right.INSTRUCTOR, "schedule", name="incident/silent-server")
+    ((verb, sent),) = feed.source.job.calls
+    (fault,) = sent["schedule"]["faults"]
+    assert (verb, fault["fault"], fault["target"], fault["phase"]) == ("schedule", "hang", "rollout", "decode")
 
 
 @pytest.mark.parametrize("raw", [

@@ -28,7 +28,7 @@ def head(scene: Scene) -> dict[str, Any]:
         "name": cut(state.name), "run": cut(state.run), "status": state.status, "reason": cut(state.reason, LONG), "step": state.step,
         "steps": state.steps, "accuracy": round(state.evaluations[-1].accuracy, 4) if state.evaluations else None,
         "accuracy0": round(state.evaluations[0].accuracy, 4) if state.evaluations else None,
-        "reward": round(rewards[0], 3) if rewards else None, "newest": state.newest, "wall": state.wall, "mode": scene.curves.mode,
+        "reward": round(rewards[0], 3) if rewards else None, "newest": state.newest, "wall": state.wall, "mode": state.recovery_mode,
         "ettr": scene.curves.ettr,
         "ledger": {"started": balance.started, "consumed": balance.consumed, "dropped": dropped, "in_flight": balance.in_flight,
                    "balanced": balance.started == balance.consumed + dropped + balance.in_flight},

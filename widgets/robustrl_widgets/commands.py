@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from robustrl.core.recovery import MODES, STANDBYS
 from robustrl.errors import RobustRLError
 
 from .feed import Feed
@@ -26,6 +27,7 @@ MAX_COMMAND = 4096
 """Bytes of one command."""
 _LOG_LINES = 60
 _LINE = 400
+_RECOVERY = {"mode": MODES, "standbys": STANDBYS}
 _SEEN = 5.0
 """Seconds until an ordered fault is in the log that this side reads."""
 
@@ -150,12 +152,12 @@ class Commander:
     def _schedule(self, args: dict[str, Any]) -> Any:
         from robustrl.faults import make_schedule
 
-        from .faults import PRESETS
+        from .presets import PRESETS
 
         name = args.get("name")
         if name not in PRESETS:
             raise Refused(f"there is no schedule {cut(name, 60)!r}; there are {', '.join(PRESETS)}")
-        schedule = make_schedule(PRESETS[str(name)])
+        schedule = make_schedule(PRESETS[str(name)].schedule)
         self._job()._call("schedule", None, schedule=msgspec.to_builtins(schedule), by=self._by)
         return {"said": f"scheduled: {name}"}
 
@@ -183,6 +185,16 @@ class Commander:
             raise Refused("path: must be the name of a threshold")
         self._job().thresholds.update({path: value})
         return {"said": f"{path} = {value}"}
+
+    def _set_recovery(self, args: dict[str, Any]) -> Any:
+        """``mode``, ``standbys`` or both: all that is given is set, or nothing."""
+        if not args or set(args) - set(_RECOVERY):
+            raise Refused(f"set_recovery takes {' and '.join(_RECOVERY)}")
+        for field, value in args.items():
+            if value not in _RECOVERY[field]:
+                raise Refused(f"recovery.{field} = {cut(value, 40)!r}: must be one of {', '.join(_RECOVERY[field])}")
+        self._job()._call("set_recovery", None, **args)
+        return {"said": "from now on: " + ", ".join(f"{field} {value}" for field, value in args.items())}
 
     def _pause(self, args: dict[str, Any]) -> Any:
         self._job().pause()
@@ -215,6 +227,7 @@ _VERBS: dict[str, tuple[Right, Callable[[Commander, dict[str, Any]], Any]]] = {
     "reveal": (Right.INSTRUCTOR, Commander._reveal),
     "schedule": (Right.INSTRUCTOR, Commander._schedule),
     "set_threshold": (Right.INSTRUCTOR, Commander._set_threshold),
+    "set_recovery": (Right.INSTRUCTOR, Commander._set_recovery),
     "pause": (Right.INSTRUCTOR, Commander._pause),
     "resume": (Right.INSTRUCTOR, Commander._resume),
 }

@@ -11,18 +11,13 @@ from typing import TYPE_CHECKING, Any
 from robustrl.core.fault_book import FaultView
 from robustrl.core.roles import PHASES
 
+from .presets import offered
 from .words import LONG, cut
 
 if TYPE_CHECKING:
     from .scene import Scene
 
 _SHOWN, _HITS = 24, 8
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper, 10 % trainer faults": {"schedule": "paper_frequency", "percent": 10.0},
-    "a rollout dies every 5 steps": {"schedule": "every_n_steps", "every": 5, "fault": {"fault": "kill", "target": "rollout"}},
-    "surprise (hidden)": {"schedule": "surprise"},
-}
-"""Schedules by name, as `robustrl.faults.make_schedule` takes them."""
 _UNUSUAL = ("full_disk", "partition", "delay", "node_loss")
 """Need root, namespaces or several nodes: offered last."""
 
@@ -48,7 +43,8 @@ def picture(scene: Scene, now: float) -> dict[str, Any]:
     views = list(state.faults.faults.values())[-_SHOWN:]
     return {
         "cards": {str(view.fault): card(view, state.t0) for view in views}, "over": state.over, "catalogue": catalogue(),
-        "roles": {role: view.kind.value for role, view in state.roles.items()}, "presets": list(PRESETS),
+        "roles": {role: view.kind.value for role, view in state.roles.items()}, "presets": offered(state.roles),
+        "recovery": {"mode": state.recovery_mode, "standbys": state.recovery_standbys} if state.recovery_mode else {},
         "phases": {str(kind): sorted(map(str, phases)) for kind, phases in PHASES.items()},
     }
 

@@ -24,7 +24,6 @@ class Curves:
     """What is sampled along the log because the state does not remember it."""
 
     def __init__(self) -> None:
-        self.mode = ""
         self.times: list[float] = []
         self.tokens: dict[str, list[float]] = {}
         self.lag: list[int] = []
@@ -35,14 +34,10 @@ class Curves:
         self._most: dict[str, tuple[int, int]] = {}
 
     def apply(self, entry: ev.Entry, state: RunState) -> None:
-        match entry.event:
-            case ev.RoleSample(role=role, phase=Phase.TRAIN, step=step, pending=pending):
-                known, most = self._most.get(role, (step, 0))
-                self._most[role] = (step, max(most, pending) if known == step else pending)
-            case ev.RecoverySettings(mode=mode):
-                self.mode = mode
-            case ev.RunStarted(config=config):
-                self.mode = self.mode or str(config.get("recovery_mode", ""))
+        if isinstance(entry.event, ev.RoleSample) and entry.event.phase == Phase.TRAIN:
+            role, step, pending = entry.event.role, entry.event.step, entry.event.pending
+            known, most = self._most.get(role, (step, 0))
+            self._most[role] = (step, max(most, pending) if known == step else pending)
         t = entry.t - state.t0
         if t >= self._next:
             self._next = t + self._every

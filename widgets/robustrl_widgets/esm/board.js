@@ -47,6 +47,7 @@ function render({ model, el }) {
       job.reward !== undefined ? kpi("reward", job.reward.toFixed(2)) : null,
       typeof job.accuracy === "number" ? kpi("held-out accuracy", `${(100 * job.accuracy).toFixed(0)} %`) : null,
       job.ettr ? kpi("ETTR strict", job.ettr.strict.toFixed(2)) : null,
+      job.mode ? kpi("recovery", job.mode) : null,
       kpi("answers: started = used + dropped + in flight",
         `${whole(ledger.started)} = ${whole(ledger.consumed)} + ${whole(ledger.dropped)} + ${whole(ledger.in_flight)} ${ledger.balanced ? "\u2713" : "\u2260 !"}`),
       fresh].filter(Boolean));

@@ -8,11 +8,21 @@ function render({ model, el }) {
   const kind = pick("fault"), target = pick("role"), when = pick("when"), length = h("input", { type: "number", min: "0", step: "1", value: "10", "aria-label": "seconds", style: { width: "64px" } }), lasting = h("label", {}, "seconds", length), hidden = h("input", { type: "checkbox" });
   const values = { kind: kind.lastChild, target: target.lastChild, when: when.lastChild };
   const order = h("button", { class: "danger", onclick: () => inject() }, "Inject");
-  const presets = pick("or a schedule"), preset = presets.lastChild;
-  const plan = h("button", { onclick: () => schedule() }, "Schedule");
-  const form = h("div", { class: "form" }, kind, target, when, lasting, h("label", { title: "the card tells nothing until you reveal it: find it yourself" }, "hidden", hidden), order, presets, plan);
+  const presets = pick("or a schedule, or an incident"), preset = presets.lastChild;
+  const plan = h("button", { onclick: () => schedule() }, "Start");
+  const about = h("p", { class: "mut" });
+  preset.onchange = () => set_text(about, shown.presets?.[preset.value] ?? "");
+  const choose = (label, field, words) => {
+    const select = h("select", { "aria-label": label, onchange: () => set_recovery(field, select) }, Object.entries(words).map(([value, text]) => h("option", { value }, text)));
+    return h("label", {}, label, select);
+  };
+  const mode = choose("a failed role is", "mode", { observe: "reported only (observe)", isolated: "restarted alone (isolated)", full: "answered by a full restart (full)" });
+  const standbys = choose("standbys", "standbys", { warm: "take over (warm)", cold: "are left aside (cold)" });
+  const recovery = h("div", { class: "form" }, mode, standbys);
+  const form = h("div", { class: "form" }, kind, target, when, lasting, h("label", { title: "the card tells nothing until you reveal it: find it yourself" }, "hidden", hidden), order);
+  const plans = h("div", { class: "form" }, presets, plan);
   const view = open_view(model, el, "faults", (picture) => { shown = picture; draw(); });
-  view.root.append(h("h2", {}, "Faults"), form, said, cards);
+  view.root.append(h("h2", {}, "Faults"), form, plans, about, recovery, said, cards);
 
   const option = (value, text, title) => h("option", { value, title }, text ?? value);
   const ordered = (select, options) => { const before = select.value; select.replaceChildren(...options); if ([...select.options].some((one) => one.value === before)) select.value = before; };
@@ -23,7 +33,9 @@ function render({ model, el }) {
     if (wanted === choices) return;
     choices = wanted;
     ordered(values.kind, catalogue.map(([name, about]) => option(name, about.benign ? `${name} (benign)` : name, about.words)));
-    ordered(preset, (shown.presets ?? []).map((name) => option(name)));
+    const names = Object.keys(shown.presets ?? {}), group = (label, those) => h("optgroup", { label }, those.map((name) => option(name, name.replace("incident/", ""), shown.presets[name])));
+    ordered(preset, [group("schedules", names.filter((name) => !name.startsWith("incident/"))), group("incidents of other systems", names.filter((name) => name.startsWith("incident/")))]);
+    preset.onchange();
     const targets = () => {
       const about = shown.catalogue?.[values.kind.value] ?? { kinds: [] };
       const fits = roles.filter((role) => about.kinds.includes(shown.roles[role]));
@@ -60,13 +72,18 @@ function render({ model, el }) {
     if (mode === "ahead") args.ahead = Number(detail);
     ask(order, "inject", args, "Inject");
   };
-  const schedule = () => ask(plan, "schedule", { name: preset.value }, "Schedule");
+  const schedule = () => ask(plan, "schedule", { name: preset.value }, "Start");
+  const set_recovery = async (field, select) => { select.disabled = true; const answer = await view.ask("set_recovery", { [field]: select.value }); select.disabled = false; tell(answer); if (answer.error) draw(); };
 
   const draw = () => {
     const right = model.get("right"), may = right !== "READ" && !shown.over;
     form.style.display = may ? "" : "none";
-    presets.style.display = plan.style.display = right === "INSTRUCTOR" ? "" : "none";
+    plans.style.display = about.style.display = recovery.style.display = may && right === "INSTRUCTOR" ? "" : "none";
     fill();
+    for (const [field, label] of [["mode", mode], ["standbys", standbys]]) {
+      const select = label.lastChild, set = shown.recovery?.[field];
+      if (set && select.value !== set && !select.disabled) select.value = set;
+    }
     const list = Object.values(shown.cards ?? {}).reverse();
     cards.replaceChildren(...list.map(card));
     if (!list.length) cards.append(h("p", { class: "mut" }, shown.over || model.get("right") === "READ" ? "No fault was ordered in this run so far." : "No fault yet. Choose one above, or click a role on the board."));
