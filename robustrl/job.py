@@ -256,6 +256,16 @@ class Job:
 
         return start(self, _seconds(timeout))
 
+    def record_ghost(self, timeout: float | None = None) -> Path:
+        """Run this job once more when it has ended, with the faults that struck it, each answered by a full restart, and keep that run as
+        the *ghost* against which it, and later jobs like it, race in their views. Takes as long as such a run; Ctrl-C ends it. Returns
+        the ghost's file. Raises ConfigError while this job runs, JobFailed, WaitTimeout after ``timeout`` seconds (None: the job's own
+        deadlines).
+        """
+        from robustrl_widgets.ghost_files import record
+
+        return record(self, None if timeout is None else _seconds(timeout))
+
     def follow(self, seconds: float) -> bool:
         """Whether the job has ended, after waiting at most ``seconds`` for that. For those who draw."""
         with self._changed:

@@ -12,10 +12,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from robustrl.core.accounting import account
 
 from .channel import Channel
+from .ghost import Ghost
+from .ghost_files import find
 from .scene import Scene
 from .sources import Source
 
@@ -43,9 +46,12 @@ class Subscription:
 
 
 class Feed:
-    def __init__(self, source: Source, clock: Callable[[], float] = time.monotonic) -> None:
-        self.source = source
+    def __init__(self, source: Source, clock: Callable[[], float] = time.monotonic, ghosts: Path | None = None) -> None:
+        """``ghosts``: a folder where there may be one for this run, beside the one of the package."""
+        self.source, self._ghosts = source, ghosts
+        self._ghost: Ghost | None = None
         self.scene = self._blank()
+        self._sought = False
         self.lock = threading.RLock()
         """Held while the scene changes and while a picture is drawn."""
         self._clock = clock
@@ -113,8 +119,13 @@ class Feed:
 
     def _blank(self) -> Scene:
         scene = Scene()
-        scene.length = self.source.length
+        scene.length, scene.race.ghost = self.source.length, self._ghost
         return scene
+
+    def race_against(self, ghost: Ghost) -> None:
+        """From now on this is the ghost of the run."""
+        with self.lock:
+            self._ghost = self.scene.race.ghost = ghost
 
     def _fold(self) -> None:
         entries = self.source.take()
@@ -122,6 +133,9 @@ class Feed:
             self._generation, self.scene, self._account_at = self.source.generation, self._blank(), 0.0
         for entry in entries:
             self.scene.apply(entry)
+        if not self._sought and self.scene.state.config:
+            self._sought = True
+            self._ghost = self.scene.race.ghost = find(self.scene.state.config, self._ghosts)
         self._account(bool(entries))
 
     def _account(self, news: bool) -> None:

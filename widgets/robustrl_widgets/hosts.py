@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import static
 from .feed import Feed
+from .ghost_files import folder_of
 from .sources import LiveRun, RecordedRun
 
 if TYPE_CHECKING:
@@ -21,10 +22,10 @@ def feed_of(run: Job | Feed | str | Path) -> Feed:
     if isinstance(run, Feed):
         return run
     if isinstance(run, str | Path):
-        return Feed(RecordedRun.load(run))
+        return Feed(RecordedRun.load(run), ghosts=folder_of(run))
     feed: Feed | None = getattr(run, "_feed", None)
     if feed is None:
-        feed = run._feed = Feed(LiveRun(run))
+        feed = run._feed = Feed(LiveRun(run), ghosts=folder_of(run.run_dir))
     return feed
 
 

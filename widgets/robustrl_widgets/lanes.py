@@ -7,6 +7,7 @@ life, which is known only afterwards: bars behind that moment are replaced.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from robustrl.core import events as ev
@@ -147,15 +148,16 @@ class Lanes:
 
     def picture(self) -> dict[str, object]:
         return {
-            "lanes": {role: _chunks(lane) for role, lane in self.lanes.items()},
+            "lanes": {role: chunked(((bar.start, bar.end, bar.code, bar.phase) for bar in lane.bars), lane.dropped)
+                      for role, lane in self.lanes.items()},
             "marks": {str(index): mark for index, mark in enumerate(self.marks)},
             "steps": [[round(t, 3), step] for t, step in self.steps],
         }
 
 
-def _chunks(lane: Lane) -> dict[str, list[list[float | str]]]:
-    """Chunk number, counted from the lane's first bar ever -> its bars."""
+def chunked(bars: Iterable[tuple[float, float, str, str]], first: int = 0) -> dict[str, list[list[float | str]]]:
+    """Chunk number, counted from the lane's first bar ever -> its bars. ``first``: how many came before these."""
     chunks: dict[str, list[list[float | str]]] = {}
-    for place, bar in enumerate(lane.bars, lane.dropped):
-        chunks.setdefault(str(place // _CHUNK), []).append([round(bar.start, 2), round(bar.end, 2), bar.code, bar.phase])
+    for place, (start, end, code, phase) in enumerate(bars, first):
+        chunks.setdefault(str(place // _CHUNK), []).append([round(start, 2), round(end, 2), code, phase])
     return chunks

@@ -88,7 +88,7 @@ def picture(scene: Scene, now: float) -> dict[str, Any]:
         "phases": {name.removeprefix("seconds_"): [_round(row.get(name, 0.0)) for row in rows] for name in phases},
         "accuracy": [[done.version, round(done.accuracy, 4)] for done in thin(state.evaluations)],
         "times": list(curves.times), "tokens": {role: list(curve) for role, curve in curves.tokens.items()}, "lag": list(curves.lag),
-        "ettrs": list(curves.ettrs),
+        "ettrs": list(curves.ettrs), "race": scene.race.picture(state, now),
         "ledger": msgspec.to_builtins(state.ledger.balance()),
         "outages": [[round(episode.record.onset - state.t0, 1),
                      round((episode.record.back if episode.record.back is not None else state.t) - state.t0, 1), episode.record.role]

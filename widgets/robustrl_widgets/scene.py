@@ -18,7 +18,8 @@ from robustrl.core.thresholds import Thresholds
 
 from . import board, faults, metrics, player, recovery_text, thresholds, trajectories
 from .episodes import Episodes
-from .lanes import Lanes
+from .ghost import Race
+from .lanes import Lanes, chunked
 from .words import LONG, count, cut, seconds
 
 _HISTORY = 40
@@ -44,6 +45,7 @@ class Scene:
         self.detector = Detector(Thresholds.lab())
         self.samples = trajectories.Samples()
         self.curves = metrics.Curves()
+        self.race = Race()
         self.history: dict[str, deque[Line]] = {}
         """Role -> what happened to it."""
         self.story: deque[Line] = deque(maxlen=_STORY)
@@ -69,6 +71,7 @@ class Scene:
         self.lanes.apply(entry, self.state, self.episodes)
         self.samples.apply(entry)
         self.curves.apply(entry, self.state)
+        self.race.apply(entry, self.state)
         self._tell(entry)
 
     # -- the story in words ----------------------------------------------------------------------------------------------------------------
@@ -169,7 +172,10 @@ def _pull(pull: PullView, t0: float, over: float, rate: float) -> Picture:
 def _timeline(scene: Scene, now: float) -> Picture:
     kinds = [RoleKind.TRAINER, RoleKind.ROLLOUT, RoleKind.STATE_KEEPER]
     order = sorted(scene.lanes.lanes, key=lambda role: _place(scene, role, kinds))
-    return {"head": board.head(scene), "order": order, **scene.lanes.picture()}
+    picture = {"head": board.head(scene), "order": order, **scene.lanes.picture()}
+    if race := scene.race.picture(scene.state, now):
+        picture["ghost"] = {"lane": chunked(scene.race.lane(scene.state, now)), "words": race["words"], "label": race["label"]}
+    return picture
 
 
 def _place(scene: Scene, role: str, kinds: list[RoleKind]) -> tuple[int, str]:

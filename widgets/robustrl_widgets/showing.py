@@ -19,6 +19,7 @@ from robustrl.errors import ConfigError, JobFailed, MissingExtra, WaitTimeout
 
 from .access import Access, is_local
 from .feed import Feed
+from .ghost_files import folder_of
 from .hosts import feed_of
 from .sources import RecordedRun, load_entries
 
@@ -62,7 +63,7 @@ def _feeds(run: Path | None, job: str | None, demo: bool, speed: float) -> tuple
         entries = load_entries(path)
         if not entries:
             raise ConfigError("RUN", str(path), "its log is empty")
-        return (lambda: Feed(RecordedRun(entries, speed))), f"RobustRL: {path.name}", False
+        return (lambda: Feed(RecordedRun(entries, speed), ghosts=folder_of(path))), f"RobustRL: {path.name}", False
     from robustrl.launching import attach
     from robustrl.runtime.registry import live_jobs
 

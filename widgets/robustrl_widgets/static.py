@@ -6,6 +6,7 @@ Everything that comes from a run is escaped. Colours and words are those of the 
 from __future__ import annotations
 
 import html
+from typing import Any
 
 from . import lanes, recovery_text
 from .scene import Scene
@@ -15,6 +16,7 @@ FILL = {lanes.WORK: "#b7d8cd", lanes.IDLE: "#ffffff", lanes.DETECT: "#e69f00", l
         lanes.START: "#eef2f5"}
 _WIDTH, _LEFT, _LANE = 960, 130, 22
 _LEAST_BAR = 0.7
+_GHOST = "the ghost"
 _SHOWN = 400
 """Bars of one lane: a saved notebook should stay small."""
 
@@ -25,6 +27,9 @@ def timeline_svg(scene: Scene, now: float) -> str:
     order: list[str] = picture["order"]
     if not order:
         return ""
+    ghost, bars_of = picture.get("ghost"), dict(picture["lanes"])
+    if ghost:
+        order, bars_of[_GHOST] = [_GHOST, *order], ghost["lane"]
     end = max(now, 1.0)
     scale = (_WIDTH - _LEFT - 10) / end
     parts, height = [], 24 + _LANE * len(order)
@@ -36,8 +41,9 @@ def timeline_svg(scene: Scene, now: float) -> str:
     for place, role in enumerate(order):
         y = 18 + _LANE * place
         parts.append(f'<text x="0" y="{y + 14}" font-size="12" fill="#1b1f24">{_text(role)}</text>')
-        bars = [bar for chunk in picture["lanes"][role].values() for bar in chunk][-_SHOWN:]
-        parts += [_bar(bar, y, scale, now) for bar in bars]
+        bars = [bar for chunk in bars_of[role].values() for bar in chunk][-_SHOWN:]
+        drawn = "".join(_bar(bar, y, scale, now) for bar in bars)
+        parts.append(f'<g opacity=".5">{drawn}</g>' if role == _GHOST else drawn)
     for t, role, _, words in picture["marks"].values():
         if role in order:
             y = 18 + _LANE * order.index(role)
@@ -45,7 +51,7 @@ def timeline_svg(scene: Scene, now: float) -> str:
                          f"&#9889;<title>{_text(words)}</title></text>")
     size = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
     return (f'<svg role="img" aria-label="timeline of {len(order)} roles over {end:.0f} seconds" {size} '
-            f'style="max-width:100%;background:#fff;font-family:sans-serif">{"".join(parts)}</svg>{_legend()}')
+            f'style="max-width:100%;background:#fff;font-family:sans-serif">{"".join(parts)}</svg>{_legend()}{_race(ghost)}')
 
 
 def _bar(bar: list[float | str], y: int, scale: float, now: float) -> str:
@@ -56,6 +62,10 @@ def _bar(bar: list[float | str], y: int, scale: float, now: float) -> str:
     title = f"{lanes.CODES.get(code, code)}{', ' + phase if phase else ''}, {seconds(max(0.0, stop - start))}"
     return (f'<rect x="{_LEFT + start * scale:.1f}" y="{y}" width="{width:.1f}" height="{_LANE - 5}" fill="{FILL.get(code, "#ddd")}"{edge}>'
             f"<title>{_text(title)}</title></rect>")
+
+
+def _race(ghost: dict[str, Any] | None) -> str:
+    return f'<div style="font-size:12px"><b>{_text(ghost["words"])}</b> {_text(ghost["label"])}</div>' if ghost else ""
 
 
 def _legend() -> str:

@@ -2,12 +2,18 @@
 const HUES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#b09a00", "#888888"];
 
 function render({ model, el }) {
-  const charts = h("div", { class: "charts" }), ledger = h("p", {});
+  const charts = h("div", { class: "charts" }), ledger = h("p", {}), race_words = h("p", { class: "ghost" });
+  const split = (rows) => [(rows ?? []).map((row) => row[0]), (rows ?? []).map((row) => row[1])];
   const view = open_view(model, el, "metrics", (picture) => {
     const steps = picture.steps ?? [], times = picture.times ?? [], outages = picture.outages ?? [];
     const phases = Object.entries(picture.phases ?? {}).map(([name, values]) => [name.replaceAll("_", " "), steps, values]);
+    const race = picture.race?.words ? picture.race : null;
+    race_words.style.display = race ? "" : "none";
+    if (race) race_words.replaceChildren(h("b", {}, race.words), " ", h("span", { class: "mut" }, race.label));
+    const against = (title, mine, ghost, options) => chart(title, "seconds of training", [["you", ...split(mine)], ["the ghost", ...split(ghost)]], { low: 0, ghosts: ["the ghost"], ...options });
     charts.replaceChildren(
-      chart("Reward per step", "optimizer step", [["reward", steps, picture.reward ?? []]], { low: 0 }),
+      ...(race ? [against("Optimizer steps", race.steps, race.ghost_steps, { steps: true }), against("Reward", race.reward, race.ghost_reward)]
+        : [chart("Reward per step", "optimizer step", [["reward", steps, picture.reward ?? []]], { low: 0 })]),
       chart("Held-out accuracy", "weight version", [["accuracy", (picture.accuracy ?? []).map((row) => row[0]), (picture.accuracy ?? []).map((row) => row[1])]], { low: 0, high: 1, dots: true }),
       chart("Tokens per second", "seconds", Object.entries(picture.tokens ?? {}).map(([name, values]) => [name, times, values]), { low: 0, outages }),
       chart("Seconds of a step by phase", "optimizer step", phases, { low: 0 }),
@@ -19,11 +25,11 @@ function render({ model, el }) {
       `${whole(account.started)} started = ${whole(account.consumed)} used + ${whole(sum)} dropped + ${whole(account.in_flight)} in flight`,
       dropped.length ? ` (dropped: ${dropped.map(([reason, count]) => `${count} ${reason}`).join(", ")})` : "");
   });
-  view.root.append(h("h2", {}, "Metrics"), charts, h("h2", {}, "Answers"), ledger);
+  view.root.append(h("h2", {}, "Metrics"), race_words, charts, h("h2", {}, "Answers"), ledger);
   return () => view.close();
 }
 const nice = (value) => Math.abs(value) >= 1000 ? `${(value / 1000).toPrecision(2)}k` : Number(value.toPrecision(3)).toString();
-const chart = (title, axis, series, { low, high, outages, dots, steps } = {}) => {
+const chart = (title, axis, series, { low, high, outages, dots, steps, ghosts } = {}) => {
   const [width, height, left, bottom] = [300, 130, 36, 18];
   const all = series.flatMap(([, xs, ys]) => ys.map((y, index) => [xs[index], y])).filter(([x, y]) => typeof x === "number" && typeof y === "number");
   const box = h("div", { class: "chart" }, h("h3", {}, title, " ", h("span", {}, axis)));
@@ -38,10 +44,11 @@ const chart = (title, axis, series, { low, high, outages, dots, steps } = {}) =>
     drawing.lastChild.textContent = nice(y);
   }
   for (const [x, anchor] of x1 - x0 > 1e-6 ? [[x0, "start"], [x1, "end"]] : [[x0, "start"]]) { drawing.append(svg("text", { x: X(x), y: height - 4, "text-anchor": anchor })); drawing.lastChild.textContent = nice(x); }
-  series.forEach(([, xs, ys], index) => {
+  series.forEach(([name, xs, ys], index) => {
+    const faint = ghosts?.includes(name) ? { opacity: 0.5, "stroke-dasharray": "5 3" } : {};
     const points = ys.map((y, place) => typeof y === "number" ? [X(xs[place]), Y(y)] : null).filter(Boolean);
     const path = points.map(([x, y], place) => `${place ? (steps ? `H${x.toFixed(1)}V${y.toFixed(1)}` : `L${x.toFixed(1)},${y.toFixed(1)}`) : `M${x.toFixed(1)},${y.toFixed(1)}`}`).join("");
-    drawing.append(svg("path", { d: path, fill: "none", stroke: HUES[index % HUES.length], "stroke-width": 1.7, "stroke-linejoin": "round" }));
+    drawing.append(svg("path", { d: path, fill: "none", stroke: HUES[index % HUES.length], "stroke-width": 1.7, "stroke-linejoin": "round", ...faint }));
     if (dots || points.length === 1) for (const [x, y] of points) drawing.append(svg("circle", { cx: x, cy: y, r: 3, fill: HUES[index % HUES.length] }));
   });
   box.append(drawing);

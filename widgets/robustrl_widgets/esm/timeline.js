@@ -22,6 +22,16 @@ async function render({ model, el }) {
   const swatch = (name, words, line) => h("span", {}, h("i", { style: { background: `var(--${name})`, "border-color": line ? "var(--mut)" : "transparent" } }), words);
   const legend = h("div", { class: "legend" }, swatch("work", "working"), swatch("idle", "waiting (normal)", true), swatch("det", "detect"), swatch("res", "restart"), swatch("rec", "reconnect / pull"), swatch("soft", "starting up", true),
     h("span", {}, h("b", { style: { color: "var(--bad)" } }, "\u25bc "), "fault or failure"), h("span", {}, "| optimizer step"), h("span", { class: "push" }, windows, follows, all));
+  const ghost = h("p", { class: "ghost" });
+  const told = () => {
+    const race = shown.ghost;
+    ghost.style.display = race ? "" : "none";
+    if (race) ghost.replaceChildren(h("b", {}, race.words), " ", h("span", { class: "mut" }, race.label));
+  };
+  const GHOST = "the ghost";
+  // [lane, bars], in the order in which they are drawn: the ghost first
+  const drawn = () => [...(shown.ghost ? [[GHOST, shown.ghost.lane ?? {}]] : []), ...(shown.order ?? []).map((role) => [role, shown.lanes?.[role] ?? {}])]
+    .map(([lane, chunks]) => [lane, Object.keys(chunks).sort((a, b) => a - b).flatMap((chunk) => chunks[chunk])]);
   const sync = () => follows.setAttribute("aria-pressed", String(follow));
   const paint = () => {
     const theme = view.root.dataset.theme;
@@ -37,22 +47,20 @@ async function render({ model, el }) {
   const update = () => {
     if (!sources || !shown) return;
     paint();
-    const lanes = shown.order ?? [], now = view.now(), get = Object.fromEntries(Object.entries(PAINT).map(([code, name]) => [code, colour(view.root, name)]));
+    told();
+    const lanes = drawn(), names = lanes.map(([lane]) => lane), now = view.now(), get = Object.fromEntries(Object.entries(PAINT).map(([code, name]) => [code, colour(view.root, name)]));
     const edge = colour(view.root, "line");
-    if (JSON.stringify(lanes) !== order) {
-      order = JSON.stringify(lanes);
-      plot.y_range.factors = [...lanes].reverse();
-      plot.height = Math.max(170, 64 + 25 * Math.min(lanes.length, 40));
+    if (JSON.stringify(names) !== order) {
+      order = JSON.stringify(names);
+      plot.y_range.factors = [...names].reverse();
+      plot.height = Math.max(170, 64 + 25 * Math.min(names.length, 40));
     }
     const data = { role: [], left: [], right: [], fill: [], edge: [], alpha: [], what: [], phase: [], took: [] };
-    for (const role of lanes) {
-      const chunks = shown.lanes?.[role] ?? {};
-      for (const chunk of Object.keys(chunks).sort((a, b) => a - b)) for (const [start, end, code, phase] of chunks[chunk]) {
-        const right = end < 0 ? Math.max(now, start) : end;
-        data.role.push(role); data.left.push(start); data.right.push(right); data.fill.push(get[code] ?? edge);
-        data.edge.push(code === "i" || code === "s" ? edge : get[code] ?? edge); data.alpha.push(1);
-        data.what.push(WORDS[code] ?? code); data.phase.push((phase || "-").replaceAll("_", " ")); data.took.push(span(right - start));
-      }
+    for (const [lane, bars] of lanes) for (const [start, end, code, phase] of bars) {
+      const right = end < 0 ? Math.max(now, start) : end;
+      data.role.push(lane); data.left.push(start); data.right.push(right); data.fill.push(get[code] ?? edge);
+      data.edge.push(code === "i" || code === "s" || lane === GHOST ? edge : get[code] ?? edge); data.alpha.push(lane === GHOST ? 0.45 : 1);
+      data.what.push(WORDS[code] ?? code); data.phase.push((phase || "-").replaceAll("_", " ")); data.took.push(span(right - start));
     }
     sources.bars.data = data;
     const marks = Object.values(shown.marks ?? {});
@@ -68,9 +76,8 @@ async function render({ model, el }) {
     if (follow) plot.x_range.setv({ start: Math.max(0, now - width), end: Math.max(width, now) + width * 0.01 });
     const bars = sources.bars, ends = bars.data.right;
     if (ends?.length && view.speed() > 0) {
-      const lanes = shown.lanes ?? {};
       let index = 0, grown = false;
-      for (const role of shown.order ?? []) for (const chunk of Object.keys(lanes[role] ?? {}).sort((a, b) => a - b)) for (const bar of lanes[role][chunk]) {
+      for (const [, drawn_bars] of drawn()) for (const bar of drawn_bars) {
         if (bar[1] < 0 && index < ends.length) { ends[index] = Math.max(now, bar[0]); grown = true; }
         index += 1;
       }
@@ -79,7 +86,7 @@ async function render({ model, el }) {
   };
   const fit = () => plot?.x_range.setv({ start: 0, end: Math.max(10, view.now()) * 1.01 });
   const view = open_view(model, el, "timeline", (picture) => { shown = picture; update(); }, () => scroll());
-  view.root.append(h("h2", {}, "Timeline"), legend, place);
+  view.root.append(h("h2", {}, "Timeline"), legend, ghost, place);
 
   const Bokeh = await load_bokeh(model);
   const found = await Bokeh.embed.embed_item({ ...JSON.parse(model.get("figure")), target_id: null }, place);

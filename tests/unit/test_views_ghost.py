@@ -1,0 +1,140 @@
+"""The ghost of a run: what is kept of it, who leads, how it is labelled, and where it is found."""
+
+from __future__ import annotations
+
+import json
+import logging
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from made_log import Writer, made_log
+from robustrl_widgets import ghost_files, showing, static
+from robustrl_widgets.feed import Feed
+from robustrl_widgets.ghost import Clock, ghost_of, key_of
+from robustrl_widgets.scene import Scene
+from robustrl_widgets.sources import RecordedRun, load_entries
+
+from robustrl.core import events as ev
+from robustrl.errors import ConfigError
+from robustrl.faults import Kill
+
+
+def _slower(entries: list[ev.Entry], times: float) -> list[ev.Entry]:
+    return [msgspec.structs.replace(entry, t=100 + (entry.t - 100) * times) for entry in entries]
+
+
+def _scene(entries: list[ev.Entry], ghost: object = None) -> Scene:
+    scene = Scene()
+    scene.race.ghost = ghost
+    for entry in entries:
+        scene.apply(entry)
+    return scene
+
+
+def _until_step(entries: list[ev.Entry], step: int) -> list[ev.Entry]:
+    place = next(i for i, entry in enumerate(entries) if isinstance(entry.event, ev.OptimizerStepCommitted) and entry.event.step == step)
+    return entries[: place + 1]
+
+
+LOG = made_log(steps=6)
+GHOST = ghost_of(_slower(LOG, 2.0))
+
+
+def test_a_ghost_keeps_steps_rewards_and_what_can_be_compared():
+    assert [step for _, step in GHOST.commits] == [0, 1, 2, 3, 4, 5, 6] and GHOST.steps == 6
+    assert [words for _, _, _, words in GHOST.bars] == [f"step {step}" for step in range(1, 7)]
+    assert GHOST.step_at(-1.0) == 0 and GHOST.step_at(GHOST.length) == 6 and GHOST.reached(7) is None
+    assert msgspec.json.decode(msgspec.json.encode(GHOST), type=type(GHOST)) == GHOST
+    with pytest.raises(ValueError, match="no ghost"):
+        ghost_of(LOG[:20])
+
+
+def test_who_leads_is_said_in_steps_and_after_the_end_in_seconds():
+    half = _scene(_until_step(LOG, 4), GHOST)
+    assert half.picture("timeline", half.t)["ghost"]["words"] == "You lead by 2 steps."
+    slow = _scene(_slower(_until_step(LOG, 2), 5.0), GHOST)
+    assert slow.picture("metrics", slow.t)["race"]["words"] == "The ghost leads by 2 steps."
+    level = _scene(_slower(_until_step(LOG, 2), 2.0), GHOST)
+    assert level.picture("metrics", level.t)["race"]["words"] == "You are level with the ghost."
+    done = _scene(LOG, GHOST)
+    assert done.picture("timeline", done.t)["ghost"]["words"].startswith("6 steps took you ")
+    assert "ghost" not in _scene(LOG).picture("timeline", 1.0) and _scene(LOG).picture("metrics", 1.0)["race"] == {}
+
+
+def test_nothing_of_a_ghost_lies_in_the_future_of_the_run():
+    scene = _scene(_until_step(LOG, 2), GHOST)
+    bars = scene.race.lane(scene.state, scene.t)
+    assert all(start <= scene.t for start, _, _, _ in bars) and bars[-1][1] == -1.0
+    race = scene.picture("metrics", scene.t)["race"]
+    at = scene.race.clock.at(scene.state.t)
+    assert race["ghost_steps"] == [list(commit) for commit in GHOST.commits if commit[0] <= at] and race["ghost_steps"] != race["steps"]
+
+
+def test_a_pause_stops_the_race():
+    clock = Clock()
+    clock.apply(ev.Entry(1, 10.0, "x", 1, 1, 10.0, ev.TrajectoriesStarted(batch=1, group=0, ids=[1], rollout="rollout-0", version=0)))
+    clock.apply(ev.Entry(2, 12.0, "x", 1, 2, 12.0, ev.Paused(step=1)))
+    assert clock.at(20.0) == 2.0
+    clock.apply(ev.Entry(3, 22.0, "x", 1, 3, 22.0, ev.Resumed(step=1)))
+    assert [clock.at(t) for t in (9.0, 11.0, 15.0, 23.0)] == [0.0, 1.0, 2.0, 3.0]
+    assert [clock.back(at) for at in (1.0, 3.0)] == [11.0, 23.0]
+
+
+def test_the_label_says_where_it_was_recorded_and_whether_the_race_is_fair():
+    log = Writer()
+    for entry in _until_step(LOG, 3):
+        log.write(entry.source, entry.event)
+    plan = {"kind": "kill", "target": "rollout-1", "when": "now", "benign": False, "options": {}}
+    for fault, hidden in ((1, False), (2, True)):
+        log.write("host", ev.FaultPlanned(fault=fault, hidden=hidden, **plan))
+        log.write("host", ev.FaultInjected(fault=fault, role="rollout-1", incarnation=1, node="node-0", pid=5, phase="", step=0, proof={}))
+    ghost = ghost_of(log.entries)
+    assert [fault[1:] for fault in ghost.faults] == [("kill", "rollout-1", 4)], "of a hidden one nothing is told"
+    label = _scene(LOG, ghost).race.label(_scene(LOG).state)
+    assert "recorded on this machine" in label and "kill rollout-1 in step 4; 0 of these 1 hit you too" in label
+    elsewhere = msgspec.structs.replace(ghost, machine={"cores": 64}, mode="full")
+    label = _scene(log.entries, elsewhere).race.label(_scene(LOG).state)
+    assert "on another machine (64 cores)" in label and "full restart" in label and "1 of these 1" in label
+    assert "another machine" in static.timeline_svg(_scene(LOG, elsewhere), 1.0)
+
+
+def test_a_ghost_is_found_by_what_the_job_learns_and_a_broken_file_is_said(tmp_path, caplog):
+    config = LOG[0].event.config
+    assert ghost_files.find(config, tmp_path) is None
+    assert ghost_files.write(GHOST, tmp_path).name == f"{key_of(config)}.json"
+    assert ghost_files.find({**config, "steps": 999, "name": "other", "recovery": {}}, tmp_path) == GHOST
+    assert ghost_files.find({**config, "seed": 7}, tmp_path) is None
+    feed = Feed(RecordedRun(LOG, speed=1e-9), ghosts=tmp_path)
+    assert feed.still()[0].race.ghost == GHOST
+    (tmp_path / f"{key_of(config)}.json").write_text("{")
+    with caplog.at_level(logging.WARNING):
+        assert ghost_files.find(config, tmp_path) is None
+    assert "cannot be read" in caplog.text
+
+
+def test_faults_are_struck_again_in_their_step_and_at_the_role_that_they_hit():
+    log = Writer()
+    for entry in _until_step(LOG, 3):
+        log.write(entry.source, entry.event)
+    options = msgspec.to_builtins(Kill("rollout", phase="decode", after=3.0, rank=1))
+    for fault, role in ((1, "rollout-1"), (2, "rollout-7")):
+        log.write("host", ev.RoleStarted(role="rollout-7", incarnation=fault, node="node-0", pid=7, start_ticks=1))
+        log.write("host", ev.FaultPlanned(fault=fault, kind="kill", target="a rollout", when="now", benign=False, options=options))
+        log.write("host", ev.FaultInjected(fault=fault, role=role, incarnation=1, node="node-0", pid=5, phase="", step=0, proof={}))
+    assert ghost_files.faults_of(log.entries) == [Kill("rollout-1", phase="decode", step=4)], "rollout-7 came later"
+
+
+def test_a_job_that_runs_is_not_recorded():
+    with pytest.raises(ConfigError, match="slow each other down"):
+        ghost_files.record(SimpleNamespace(over=False, name="j", status="running"), None)
+
+
+def test_the_bundled_ghost_belongs_to_the_bundled_run():
+    entries = load_entries(showing.SAMPLE)
+    ghost = ghost_files.find(entries[0].event.config, None)
+    assert ghost is not None and ghost.mode == "full" and len(ghost.faults) == 2 and ghost.steps == 24
+    assert {code for _, _, code, _ in ghost.bars} == {"w", "d", "r", "c"}
+    scene = _scene(entries, ghost)
+    assert "steps took you" in json.dumps(scene.picture("timeline", scene.t)["ghost"])
+    assert ghost_files.BUNDLED.stat().st_size < 30_000
