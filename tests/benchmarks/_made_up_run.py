@@ -110,6 +110,7 @@ async def _look(port: int, count: int) -> None:
             await socket.write_message(part)
         while await socket.read_message() is not None:
             pass
+        raise ConnectionError("the dashboard hung up")
 
     tasks = []
     for _ in range(count):

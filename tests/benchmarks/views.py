@@ -30,8 +30,13 @@ _WATCH = """() => {
   const seen = window.seen = { frames: 0, steps: {}, began: performance.now() };
   const frame = () => { seen.frames += 1; requestAnimationFrame(frame); };
   requestAnimationFrame(frame);
-  const find = (root) => root.querySelector(".rrl-board .kpi b") ?? [...root.querySelectorAll("*")].map((one) => one.shadowRoot && find(one.shadowRoot)).find(Boolean);
-  setInterval(() => { const step = find(document)?.textContent.split(" ")[0]; if (step && !seen.steps[step]) seen.steps[step] = Date.now() / 1000; }, 10);
+  const find = (root) => root.querySelector(".rrl-board") ?? [...root.querySelectorAll("*")].map((one) => one.shadowRoot && find(one.shadowRoot)).find(Boolean);
+  let board = null;  // the search through all shadow roots is dear: once
+  setInterval(() => {
+    if (!board?.isConnected) board = find(document);
+    const step = board?.querySelector(".kpi b")?.textContent.split(" ")[0];
+    if (step && !seen.steps[step]) seen.steps[step] = Date.now() / 1000;
+  }, 10);
 }"""  # noqa: E501
 _CELLS = """
 import os, sys
@@ -69,6 +74,7 @@ def _observe(page: Any, process: psutil.Process, wall: float, counted: list[floa
     page.wait_for_timeout(1000 * _SECONDS)
     share = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
     seen = page.evaluate("() => ({...window.seen, passed: (performance.now() - window.seen.began) / 1000})")
+    assert len(seen["steps"]) > 1, f"the page showed no new step within {_SECONDS} s: {seen['steps']}"
     late = sorted(at - wall - int(step) for step, at in list(seen["steps"].items())[1:] if step.isdecimal())
     return {"cpu_share": round(share, 4), "fps": round(seen["frames"] / seen["passed"], 1),
             "messages_per_second_and_view": round(len(counted) / _SECONDS / views, 2), "steps_seen": len(late),
@@ -109,7 +115,7 @@ def _dashboard(roles: int) -> Row:
             page.goto(f"http://127.0.0.1:{port.decode()}/", timeout=60_000)
             page.wait_for_selector(".rrl-board .kpi", timeout=60_000)
             clients.stdout.readline()
-            row = _observe(page, psutil.Process(server.pid), float(wall), counted, views=6)
+            row = _observe(page, psutil.Process(server.pid), float(wall), counted, views=7)
             assert clients.poll() is None, "all clients stayed to the end"
             clients.stdin.close()
         server.stdin.close()

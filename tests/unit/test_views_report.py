@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
+import msgspec
 import pytest
-from robustrl_widgets import report, showing, static
+from made_log import made_log
+from robustrl_widgets import recovery_text, report, showing, static
+from robustrl_widgets.ghost import ghost_of
 from robustrl_widgets.scene import Scene
 from robustrl_widgets.sources import load_entries
 from views_log import back, failing_log
@@ -36,6 +40,21 @@ def test_every_recovery_can_be_had_and_no_other():
     assert _data(report.html_of(entries))["recovery"]["n"] == 2
     with pytest.raises(ConfigError, match="there are: 1, 2"):
         report.html_of(entries, 3)
+
+
+def test_what_a_full_restart_costs_is_measured_or_called_an_estimate():
+    scene = Scene()
+    for entry in back(failing_log()):
+        scene.apply(entry)
+    (episode,) = scene.episodes.all
+    assert recovery_text.full_cost(episode, scene).startswith("Estimate, not measured: a full restart would have taken about ")
+    assert "would have thrown away 4 unfinished answers" in recovery_text.full_cost(episode, scene)
+    scene.race.ghost = msgspec.structs.replace(ghost_of(made_log()), restarts=[30.0, 50.0, 41.0], machine={"cores": 3})
+    measured = "took 41.0 s in the ghost's run, measured (median of 3), on another machine (3 cores)."
+    assert measured in recovery_text.full_cost(episode, scene) and measured.replace("'", "&#x27;") in static.recoveries_html(scene)
+    other = dataclasses.replace(episode, record=msgspec.structs.replace(episode.record, mode="full"))
+    scene.episodes.all.append(other)
+    assert "in this run, measured." in recovery_text.full_cost(episode, scene) and recovery_text.full_cost(other, scene) == ""
 
 
 def test_what_a_run_says_is_data_in_the_file_never_markup():

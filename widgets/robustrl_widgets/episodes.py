@@ -29,6 +29,8 @@ class Episode:
     moved: dict[str, list[int]] = field(default_factory=dict)
     """Rollout that took over -> tokens that were kept, per trajectory."""
     restored: str = ""
+    in_flight: int = 0
+    """Answers that were unfinished when it failed."""
     meanwhile_tokens: int = 0
     meanwhile_steps: int = 0
 
@@ -55,6 +57,9 @@ class Episodes:
         """Roles that are suspect now: detection is under way."""
         self.closed: list[Episode] = []
         """Those that the last entry closed."""
+        self.startup: float | None = None
+        """Seconds from the start of the first role to the first answer that was begun; None: not yet."""
+        self._first: float | None = None
         self._recoveries = Recoveries()
         self._open: dict[str, Episode] = {}
         self._verdicts: dict[tuple[str, int], ev.Verdict] = {}
@@ -70,6 +75,8 @@ class Episodes:
         self.closed = []
         self._recoveries.feed(entry)
         event = entry.event
+        if self.startup is None:
+            self._start(entry)
         if isinstance(event, ev.RoleSample) and event.role not in self._open:
             return
         match event:
@@ -86,6 +93,13 @@ class Episodes:
                 if episode := self._open.get(event.role):
                     episode.restored = f"step {event.step}, from the {event.source} copy, in {event.seconds:.1f} s"
 
+    def _start(self, entry: ev.Entry) -> None:
+        match entry.event:
+            case ev.RoleStarted() if self._first is None:
+                self._first = entry.t
+            case ev.TrajectoriesStarted() if self._first is not None:
+                self.startup = entry.t - self._first
+
     def _verdict(self, verdict: ev.Verdict) -> None:
         if verdict.kind == "failed":
             self._verdicts[verdict.role, verdict.incarnation] = verdict
@@ -100,7 +114,7 @@ class Episodes:
         for record in self._recoveries.all()[-KEPT:]:
             episode = known.get(record.number)
             if episode is None:
-                episode = Episode(record, tokens)
+                episode = Episode(record, tokens, in_flight=state.ledger.balance().in_flight)
                 self.all.append(episode)
                 del self.all[:-KEPT]
             elif episode.record == record:

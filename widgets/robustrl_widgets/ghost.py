@@ -51,6 +51,8 @@ class Ghost(msgspec.Struct, frozen=True, kw_only=True):
     bars: list[Bar]
     faults: list[tuple[float, str, str, int]]
     """(when, kind, role that was hit, optimizer step that ran)."""
+    restarts: list[float] = []
+    """Seconds of each full restart, from onset to back."""
 
     @property
     def length(self) -> float:
@@ -80,7 +82,8 @@ def ghost_of(entries: Sequence[ev.Entry]) -> Ghost:
     if clock.began is None or not marks.commits:
         raise ValueError("a run without an optimizer step is no ghost")
     stages: list[Bar] = []
-    for one in recoveries_of(entries):
+    recoveries = recoveries_of(entries)
+    for one in recoveries:
         words = f"recovery of {one.role}" if one.mode != "full" else f"full restart because of {one.role}"
         ends = [one.onset, one.detected, one.ready or state.t, one.back or state.t]
         for low, high, code in zip(ends, ends[1:], (DETECT, RESTART, RECONNECT), strict=False):
@@ -91,7 +94,7 @@ def ghost_of(entries: Sequence[ev.Entry]) -> Ghost:
             for low, high in without([(begun, done)], out) if low < high]
     return Ghost(key=key_of(state.config), mode=state.recovery_mode, seed=int(state.config.get("seed", 0)), steps=state.steps,
                  wall=state.wall, machine=state.machine, commits=marks.commits, rewards=marks.rewards, bars=sorted(work + stages),
-                 faults=marks.faults)
+                 faults=marks.faults, restarts=[round(one.total, 3) for one in recoveries if one.mode == "full" and one.total is not None])
 
 
 class Clock:
@@ -212,10 +215,14 @@ class Race:
         ghost = self.ghost
         if ghost is None:
             return ""
-        here = all(ghost.machine.get(name) == state.machine.get(name) for name in ("cores", "memory", "system"))
-        where = "on this machine" if here else f"on another machine ({ghost.machine.get('cores', '?')} cores)"
         how = "every failure is answered by a full restart" if ghost.mode == "full" else f"recovery mode {ghost.mode}"
-        return cut(f"Ghost: the same job, seed {ghost.seed}, {how}; recorded {where}. {self._fairness(ghost)}", 400)
+        return cut(f"Ghost: the same job, seed {ghost.seed}, {how}; recorded {self.where(state)}. {self._fairness(ghost)}", 400)
+
+    def where(self, state: RunState) -> str:
+        """The ghost's machine; one that describes itself in the same way counts as the same."""
+        machine = self.ghost.machine if self.ghost else {}
+        here = all(machine.get(name) == state.machine.get(name) for name in ("cores", "memory", "system"))
+        return "on this machine" if here else f"on another machine ({machine.get('cores', '?')} cores)"
 
     def _fairness(self, ghost: Ghost) -> str:
         if not ghost.faults:

@@ -97,9 +97,9 @@ class RecoveryReport(View):
         from .report import html_of
 
         with self.feed.lock:
-            entries = list(self.feed.source.entries())
+            entries, ghost = list(self.feed.source.entries()), self.feed.scene.race.ghost
         target = Path(path).expanduser()
-        target.write_text(html_of(entries, number), encoding="utf-8")
+        target.write_text(html_of(entries, number, ghost), encoding="utf-8")
         return target
 
 

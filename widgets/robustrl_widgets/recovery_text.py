@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING, Any
 
 from .episodes import Episode
 from .words import LONG, count, cut, seconds
 
 if TYPE_CHECKING:
-    from robustrl.core.run_state import RunState
-
     from .scene import Scene
 
 SHOWN = 6
@@ -68,8 +67,31 @@ def meanwhile(episode: Episode) -> str:
     return f"Meanwhile {others}."
 
 
-def picture(episode: Episode, state: RunState) -> dict[str, Any]:
-    record, t0 = episode.record, state.t0
+def full_cost(episode: Episode, scene: Scene) -> str:
+    """What a full restart took, measured in this run or the ghost's; else what it would have taken, which is an estimate and says so."""
+    if episode.record.mode == "full":
+        return ""
+    here = [other.record for other in scene.episodes.all if other.record.mode == "full" and other.record.total is not None]
+    if here:
+        took = statistics.median(other.total for other in here if other.total is not None)
+        return f"A full restart took {seconds(took)} in this run, measured{_of(len(here))}."
+    if (ghost := scene.race.ghost) and ghost.restarts:
+        took, where = statistics.median(ghost.restarts), scene.race.where(scene.state)
+        return f"A full restart took {seconds(took)} in the ghost's run, measured{_of(len(ghost.restarts))}, {where}."
+    if scene.episodes.startup is None:
+        return ""
+    lost = f", and would have thrown away {count(episode.in_flight)} unfinished answers" if episode.in_flight else ""
+    return (f"Estimate, not measured: a full restart would have taken about {seconds(scene.episodes.startup)}, as long as all roles needed "
+            f"when this run began{lost}.")
+
+
+def _of(number: int) -> str:
+    return f" (median of {number})" if number > 1 else ""
+
+
+def picture(episode: Episode, scene: Scene) -> dict[str, Any]:
+    state, record = scene.state, episode.record
+    t0 = state.t0
     times = {"onset": record.onset, "detected": record.detected, "ready": record.ready, "back": record.back}
     return {
         "n": record.number, "role": record.role, "roles": list(record.roles), "life": record.incarnation, "rule": cut(record.rule),
@@ -78,9 +100,9 @@ def picture(episode: Episode, state: RunState) -> dict[str, Any]:
         "t": {name: round(t - t0, 3) if t is not None else None for name, t in times.items()},
         "took": {name: round(took, 3) if took is not None else None for name, took in episode.seconds().items()},
         "seen": cut(seen(episode), LONG), "done": cut(done(episode), LONG), "meanwhile": meanwhile(episode), "moved": moved(episode),
-        "blind": cut(episode.blind_spot, LONG),
+        "full": full_cost(episode, scene), "blind": cut(episode.blind_spot, LONG),
     }
 
 
 def pictures(scene: Scene, now: float) -> dict[str, Any]:
-    return {"recoveries": {str(episode.record.number): picture(episode, scene.state) for episode in scene.episodes.all[-SHOWN:]}}
+    return {"recoveries": {str(episode.record.number): picture(episode, scene) for episode in scene.episodes.all[-SHOWN:]}}

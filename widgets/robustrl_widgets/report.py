@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from robustrl.core import events as ev
 from robustrl.core.audit import RULES, audit
+from robustrl.core.run_state import RunState
 from robustrl.errors import ConfigError
 
 from . import assets, recovery_text, static
 from .channel import difference
 from .episodes import Episode
+from .ghost import Ghost
+from .ghost_files import find, folder_of
 from .scene import Scene
 from .words import cut, seconds
 
@@ -42,15 +45,17 @@ def save_html(run: Job | str | Path, path: str | Path, number: int | None = None
     """Write recovery ``number`` (None: the last one) of a job or a recorded run to ``path``. Returns it. Raises ConfigError, OSError."""
     from .sources import load_entries
 
-    entries = load_entries(run) if isinstance(run, str | Path) else run.events
+    recorded = isinstance(run, str | Path)
+    entries = load_entries(run) if recorded else run.events
+    ghost = find(RunState.of(entries[:1]).config, folder_of(run if recorded else run.run_dir))
     target = Path(path).expanduser()
-    target.write_text(html_of(entries, number), encoding="utf-8")
+    target.write_text(html_of(entries, number, ghost), encoding="utf-8")
     return target
 
 
-def html_of(entries: Sequence[ev.Entry], number: int | None = None) -> str:
+def html_of(entries: Sequence[ev.Entry], number: int | None = None, ghost: Ghost | None = None) -> str:
     """Raises ConfigError if there is no such recovery."""
-    end, episode = _find(entries, number)
+    end, episode = _find(entries, number, ghost)
     record, t0 = episode.record, end.state.t0
     start = max(0.0, record.onset - t0 - _BEFORE)
     stop = min(end.t, (record.back if record.back is not None else end.state.t) - t0 + _AFTER)
@@ -59,7 +64,7 @@ def html_of(entries: Sequence[ev.Entry], number: int | None = None) -> str:
     data = {
         "start": round(start, 3), "every": round(every, 3), "first": frames[0],
         "patches": [difference(before, after) for before, after in zip(frames, frames[1:], strict=False)],
-        "recovery": recovery_text.picture(episode, end.state),
+        "recovery": recovery_text.picture(episode, end),
         "history": {role: list(lines) for role, lines in end.history.items()},
     }
     title = f"{record.role}: {record.outcome}" + (f" in {seconds(record.total)}" if record.total is not None else "")
@@ -70,8 +75,9 @@ def html_of(entries: Sequence[ev.Entry], number: int | None = None) -> str:
     return text
 
 
-def _find(entries: Sequence[ev.Entry], number: int | None) -> tuple[Scene, Episode]:
+def _find(entries: Sequence[ev.Entry], number: int | None, ghost: Ghost | None) -> tuple[Scene, Episode]:
     scene = Scene()
+    scene.race.ghost = ghost
     for entry in entries:
         scene.apply(entry)
     found = [episode for episode in scene.episodes.all if number in (None, episode.record.number)]

@@ -161,7 +161,7 @@ class Scene:
         view = self.state.roles[role]
         return {"role": role, "node": view.node, "pid": view.pid, "incarnation": view.incarnation, "state": str(view.state),
                 "reason": cut(view.reason, LONG), "faults": faults.fitting(view.kind.value), "history": list(self.history.get(role, ())),
-                "episodes": [recovery_text.picture(each, self.state) for each in self.episodes.all if role in each.record.roles][-5:]}
+                "episodes": [recovery_text.picture(each, self) for each in self.episodes.all if role in each.record.roles][-5:]}
 
 
 def _pull(pull: PullView, t0: float, over: float, rate: float) -> Picture:
