@@ -81,13 +81,13 @@ def lab(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab
 
 
 @contextmanager
-def running_lab(base: Path) -> Iterator[Lab]:
-    """In ``base``, with a copy of the notebooks; nothing of it is left afterwards."""
+def running_lab(base: Path, steps: int = 12) -> Iterator[Lab]:
+    """In ``base``, with a copy of the notebooks, whose jobs make ``steps`` steps; nothing of it is left afterwards."""
     folder = base / "notebooks"
     shutil.copytree(_CHECKOUT / "notebooks", folder, ignore=shutil.ignore_patterns("runs", ".ipynb_checkpoints"))
     mark, token, port = f"lab-{secrets.token_hex(4)}", secrets.token_hex(16), _free_port()
     environment = os.environ | {name: str(base / name.lower()) for name in _USER_FOLDERS}
-    environment |= {MARK: mark, "JUPYTER_TOKEN": token, "ROBUSTRL_PROFILE": "class", "ROBUSTRL_STEPS": "12"}
+    environment |= {MARK: mark, "JUPYTER_TOKEN": token, "ROBUSTRL_PROFILE": "class", "ROBUSTRL_STEPS": str(steps)}
     (base / "home").mkdir()
     for plugin, settings in _SETTINGS.items():
         path = base / "jupyterlab_settings_dir" / f"{plugin}.jupyterlab-settings"
