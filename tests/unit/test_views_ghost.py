@@ -92,10 +92,10 @@ def test_the_label_says_where_it_was_recorded_and_whether_the_race_is_fair():
     ghost = ghost_of(log.entries)
     assert [fault[1:] for fault in ghost.faults] == [("kill", "rollout-1", 4)], "of a hidden one nothing is told"
     label = _scene(LOG, ghost).race.label(_scene(LOG).state)
-    assert "recorded on this machine" in label and "kill rollout-1 in step 4; 0 of these 1 hit you too" in label
+    assert "recorded on this machine" in label and "kill rollout-1 in step 4. 0 of these 1 hit you too so far." in label
     elsewhere = msgspec.structs.replace(ghost, machine={"cores": 64}, mode="full")
     label = _scene(log.entries, elsewhere).race.label(_scene(LOG).state)
-    assert "on another machine (64 cores)" in label and "full restart" in label and "1 of these 1" in label
+    assert "on another machine (64 cores)" in label and "full restart" in label and "They hit you too." in label
     assert "another machine" in static.timeline_svg(_scene(LOG, elsewhere), 1.0)
 
 

@@ -51,6 +51,9 @@ def test_a_view_has_its_whole_picture_from_its_first_moment(name):
     view = getattr(notebook, name)(_job())
     full = json.loads(view.full)
     assert full["key"] == 1 and full["picture"] and view.right == "INSTRUCTOR"
+    data, _ = view._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in data and "<script" not in data["text/html"] and len(data["text/html"]) > 20
+    assert data["text/plain"] == f"<{name} of job>"
     view.close()
 
 

@@ -230,4 +230,6 @@ class Race:
         named = ", ".join(f"{kind.replace('_', ' ')} {role} in step {step}" for _, kind, role, step in ghost.faults[:_SHOWN])
         more = f" and {len(ghost.faults) - _SHOWN} more" if len(ghost.faults) > _SHOWN else ""
         mine, theirs = (Counter((kind, role) for _, kind, role, _ in faults) for faults in (self._marks.faults, ghost.faults))
-        return f"Its faults: {named}{more}; {sum((mine & theirs).values())} of these {len(ghost.faults)} hit you too so far."
+        met = sum((mine & theirs).values())
+        yours = "They hit you too." if met == len(ghost.faults) else f"{met} of these {len(ghost.faults)} hit you too so far."
+        return f"Its faults: {named}{more}. {yours}"

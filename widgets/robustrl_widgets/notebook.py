@@ -14,7 +14,7 @@ import ipywidgets
 import msgspec
 import traitlets
 
-from . import assets
+from . import assets, static
 from .channel import Channel
 from .commands import Answer, Commander, Right
 from .feed import Feed
@@ -60,6 +60,15 @@ class View(anywidget.AnyWidget):
     def _answer(self, answer: Answer) -> None:
         if self.comm is not None:
             self.answer = msgspec.json.encode(answer).decode()
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        """The live view, and beside it what a saved notebook still shows where there is no kernel."""
+        with self.feed.lock:
+            scene, now = self.feed.still()
+            form = static.FORMS[self.view](scene, now)
+        bundle = super()._repr_mimebundle_(**options)
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
+        return {**data, "text/plain": f"<{type(self).__name__} of {scene.state.name or 'a job'}>", "text/html": form}, metadata
 
     def close(self) -> None:
         if (subscription := getattr(self, "_subscription", None)) is not None:

@@ -6,7 +6,10 @@ Everything that comes from a run is escaped. Colours and words are those of the 
 from __future__ import annotations
 
 import html
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from robustrl.core.fault_book import STAGES
 
 from . import lanes, recovery_text
 from .scene import Scene
@@ -86,6 +89,72 @@ def recoveries_html(scene: Scene) -> str:
         rows.append(f"<li><b>{_text(episode.record.role)}: {_text(episode.record.outcome)}{total}</b> ({took or 'under way'}). "
                     f"{_text(' '.join(word for word in words if word))}</li>")
     return f"<div>Failures and what was done about them:</div><ul>{''.join(rows)}</ul>" if rows else ""
+
+
+def board_html(scene: Scene, now: float) -> str:
+    from robustrl.display import html_job
+
+    return html_job(scene.state, scene.state.status, cut(scene.state.reason, 400), cut(scene.state.run)) + recoveries_html(scene)
+
+
+def faults_html(scene: Scene, now: float) -> str:
+    rows = []
+    for card in scene.picture("faults", now)["cards"].values():
+        if card.get("masked"):
+            rows.append([card["n"], "hidden", "", "", ""])
+            continue
+        reached = [f"{stage} at {card[stage]:.1f} s" for stage in STAGES if card[stage] is not None]
+        rows.append([card["n"], f"{card['kind']}{' (benign)' if card['benign'] else ''}", card["target"], ", ".join(reached),
+                     card["rule"] or card["outcome"]])
+    return _table(("fault", "kind", "target", "stages", "rule or end"), rows, "No fault was ordered so far.")
+
+
+def thresholds_html(scene: Scene, now: float) -> str:
+    rows = [[path, row["words"], row["set"], f"{row['value']:.2f} ({row['role']})" if "value" in row else ""]
+            for path, row in scene.picture("thresholds", now)["rows"].items() if row["words"]]
+    return _table(("threshold", "what it is for", "limit", "signal now"), rows, "")
+
+
+def metrics_html(scene: Scene, now: float) -> str:
+    shown = scene.picture("metrics", now)
+    ledger, rewards = shown["head"]["ledger"], [reward for reward in shown["reward"] if reward is not None]
+    rows = [["optimizer step", f"{shown['head']['step']} of {shown['head']['steps']}"]]
+    if rewards:
+        rows.append(["reward, first to last step", f"{rewards[0]:.3f} to {rewards[-1]:.3f}"])
+    if shown["accuracy"]:
+        rows.append(["held-out accuracy, first to last", f"{shown['accuracy'][0][1]:.3f} to {shown['accuracy'][-1][1]:.3f}"])
+    if shown["ettrs"]:
+        _, strict, paper = shown["ettrs"][-1]
+        rows.append(["effective training time, strict and by the paper's rule", f"{strict:.3f}, {paper:.3f}"])
+    rows.append(["answers", f"{ledger['started']} started = {ledger['consumed']} used + {ledger['dropped']} dropped + "
+                            f"{ledger['in_flight']} in flight"])
+    if shown["race"]:
+        rows.append(["against the ghost", shown["race"]["words"]])
+    return _table(("figure", "value"), rows, "")
+
+
+def trajectories_html(scene: Scene, now: float) -> str:
+    rows = [[row["id"], row["prompt"], row["text"], row["reward"], ", ".join(f"v{v}: {n}" for v, n in row["versions"]), row["at"]]
+            for row in list(scene.picture("trajectories", now)["rows"].values())[-12:]]
+    return _table(("#", "prompt", "answer", "reward", "tokens by version", "rollout"), rows, "No answer yet.")
+
+
+def _table(names: Sequence[str], rows: list[list[Any]], without_rows: str) -> str:
+    if not rows:
+        return f"<div>{without_rows}</div>"
+    cell = "text-align:left;padding:1px 12px 1px 0;vertical-align:top"
+    head = "".join(f'<th style="{cell}">{name}</th>' for name in names)
+    body = "".join("<tr>" + "".join(f'<td style="{cell}">{_text(value)}</td>' for value in row) + "</tr>" for row in rows)
+    return f'<table style="font-family:sans-serif;font-size:13px"><tr>{head}</tr>{body}</table>'
+
+
+FORMS: dict[str, Callable[[Scene, float], str]] = {
+    "board": board_html, "timeline": timeline_svg, "faults": faults_html, "thresholds": thresholds_html, "metrics": metrics_html,
+    "trajectories": trajectories_html,
+    "recovery": lambda scene, now: recoveries_html(scene) or "<div>Nothing had to be recovered yet.</div>",
+    "player": lambda scene, now: f"<div>A recording of {seconds(scene.length)}.</div>",
+}
+"""View -> its form, as it stands at ``now``."""
 
 
 def _text(value: object) -> str:
