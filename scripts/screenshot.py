@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 from robustrl_widgets.showing import SAMPLE
 from robustrl_widgets.sources import load_entries
@@ -20,7 +21,8 @@ from robustrl.core.recoveries import recoveries_of
 TARGET = Path(__file__).resolve().parents[1] / "widgets" / "dashboard.png"
 LIMIT = 300_000
 """Bytes."""
-_SIZE = {"width": 1500, "height": 1130}
+_SIZE = {"width": 1500, "height": 1190}
+_COLOURS = 200
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
@@ -55,6 +57,7 @@ def main() -> None:
         page.screenshot(path=str(TARGET))
         browser.close()
         server.stdin.close()
+    Image.open(TARGET).convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(TARGET, optimize=True)
     size = TARGET.stat().st_size
     print(f"{TARGET.name}: {size} bytes")
     if size > LIMIT:

@@ -35,7 +35,15 @@ def test_five_clicks_from_an_empty_lab_to_the_first_healed_fault(chromium: str, 
         click(view.get_by_role("menuitem", name="Run", exact=True))
         click(view.get_by_role("menuitem", name="Run All Cells", exact=True))
         board = view.locator(".rrl-board").first
-        board.wait_for(timeout=90_000)
+
+        def scrolled_to_the_board() -> bool:
+            """Run All goes to the end of the lesson, and JupyterLab draws what is in sight only."""
+            view.mouse.move(700, 700)
+            view.mouse.wheel(0, -600 if board.count() == 0 else 0)
+            return bool(board.count())
+
+        _until(view, "the board", scrolled_to_the_board, 90.0)
+        board.scroll_into_view_if_needed()
         _until(view, "all roles to be well", lambda: "are well" in board.locator(".say").inner_text(), 150.0)
         click(_card(board, "rollout-1"))
         click(board.get_by_role("button", name="Kill", exact=True))

@@ -32,11 +32,12 @@ def _on(target: str, fault: str, **options: Any) -> Plain:
 
 SCHEDULES: dict[str, Preset] = {
     "paper: 10 % trainer faults": Preset(
-        "as many trainer deaths as a tenth of the steps, one at a random moment of each stretch: the paper's evaluation",
+        "As many trainer deaths as a tenth of the steps, one at a random moment of each stretch: the paper's evaluation.",
         {"schedule": "paper_frequency", "percent": 10.0}),
     "a rollout dies every 5 steps": Preset(
-        "in steps 5, 10, 15, ... of the job", {"schedule": "every_n_steps", "every": 5, "fault": _on("rollout", "kill")}),
-    "surprise (hidden)": Preset("one fault, drawn and hidden, within 20 s: find out what it was, then reveal it", {"schedule": "surprise"}),
+        "In steps 5, 10, 15, ... of the job.", {"schedule": "every_n_steps", "every": 5, "fault": _on("rollout", "kill")}),
+    "surprise (hidden)": Preset(
+        "One fault, drawn and hidden, within 20 s: find out what it was, then reveal it.", {"schedule": "surprise"}),
 }
 INCIDENTS: dict[str, Preset] = {
     "engine-dies-late": _staged(

@@ -69,12 +69,19 @@ const open_view = (model, el, name, draw, tick) => {
     try { draw(merge(picture, delta.patch ?? {})); tick?.(); } catch (error) { console.error(`robustrl ${name}:`, error); }
   };
   const soon = () => { if (!waiting && !closed) { waiting = true; requestAnimationFrame(paint); } };
-  const answers = new Map();
+  // One command at a time: a host may pass on only the last of two values that come in short order.
+  let asked = null, before = Promise.resolve();
   const answered = () => {
     const answer = parse(model.get("answer"));
-    answers.get(answer.id)?.(answer);
-    answers.delete(answer.id);
+    if (asked && (answer.id === asked.id || answer.id === "")) asked.resolve(answer);
   };
+  const send = (verb, args) => new Promise((resolve) => {
+    const id = `${Date.now().toString(36)}${Math.random().toString(36).slice(2, 10)}`;
+    const timer = setTimeout(() => asked.resolve({ error: "no answer within 20 s: is the kernel busy, or gone?" }), 20000);
+    asked = { id, resolve: (answer) => { clearTimeout(timer); asked = null; resolve(answer); } };
+    model.set("command", JSON.stringify({ id, verb, args: args ?? {} }));
+    model.save_changes();
+  });
   model.on("change:full", soon);
   model.on("change:delta", soon);
   model.on("change:answer", answered);
@@ -87,13 +94,7 @@ const open_view = (model, el, name, draw, tick) => {
     heard: () => (performance.now() - at) / 1000,
     speed: () => delta.speed ?? 0,
     // Resolves to {value}, {error} or {confirm}.
-    ask: (verb, args) => new Promise((resolve) => {
-      const id = `${Date.now().toString(36)}${Math.random().toString(36).slice(2, 10)}`;
-      answers.set(id, resolve);
-      setTimeout(() => { if (answers.delete(id)) resolve({ error: "no answer within 20 s: is the kernel busy, or gone?" }); }, 20000);
-      model.set("command", JSON.stringify({ id, verb, args: args ?? {} }));
-      model.save_changes();
-    }),
+    ask: (verb, args) => (before = before.then(() => send(verb, args))),
     redraw: soon,
     close: () => {
       closed = true;
