@@ -19,15 +19,17 @@ def test_the_wheel_holds_every_script_style_and_sample(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     own = {path.relative_to(ROOT / "widgets") for path in (ROOT / "widgets" / "robustrl_widgets").rglob("*")
-           if path.is_file() and path.suffix in (".js", ".css", ".gz", ".py")}  # fmt: skip
+           if path.is_file() and path.suffix in (".js", ".css", ".gz", ".json", ".py")}  # fmt: skip
     assert {path for path in own if not (tmp_path / "site" / path).is_file()} == set()
     program = """if True:
         import json, robustrl_widgets
-        from robustrl_widgets import assets, showing, static
+        from robustrl_widgets import assets, ghost_files, showing, static
         from robustrl_widgets.scene import Scene, VIEWS
         from robustrl_widgets.sources import load_entries
         scene = Scene()
         for entry in load_entries(showing.SAMPLE): scene.apply(entry)
+        scene.race.ghost = ghost_files.find(scene.state.config, None)
+        assert scene.race.ghost is not None
         for view in assets.NAMES: assert assets.esm(view) and json.dumps(scene.picture(view, scene.t))
         print(robustrl_widgets.__file__, len(static.timeline_svg(scene, scene.t)) > 5000, "panel" in __import__("sys").modules)
     """

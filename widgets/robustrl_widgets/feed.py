@@ -70,13 +70,11 @@ class Feed:
         """From now on ``sink`` is called for this view, at once with all there is."""
         subscription = Subscription(self, view, sink)
         with self.lock:
-            self._fold()
-            what, channel = self._draw(view)
-            for other in self._subscriptions:
-                if what and other.view == view:
-                    other.sink(what, channel)
+            if view not in self._channels:  # else the picture that the others have: what has changed since comes to all of them
+                self._fold()
+                self._draw(view)
             self._subscriptions.append(subscription)
-            sink("full", channel)
+            sink("full", self._channels[view][0])
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="robustrl-views", daemon=True)
                 self._thread.start()
