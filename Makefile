@@ -61,7 +61,7 @@ browser: $(STAMP) chromium
 	else $(PYTEST) tests/browser; fi)
 
 soak: $(STAMP)
-	$(call timed,soak,$(PYTEST) -m soak tests/unit tests/live)
+	$(call timed,soak,$(PYTEST) -m soak tests/unit tests/live tests/browser)
 
 chromium:
 	@if ls tests/browser/test_*.py >/dev/null 2>&1 && ! command -v chromium >/dev/null; then \

@@ -129,6 +129,7 @@ def _three_pages(view: Any, job: Job, links: dict[str, Any]) -> None:
         other.close()
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_the_same_behind_jupyter_server_proxy(job: Job, page: tuple[Any, Seen], tmp_path: Path) -> None:
     pytest.importorskip("jupyter_server_proxy")

@@ -16,6 +16,7 @@ _CLICKS, _SECONDS = 5, 90.0
 _MARGIN = 3.0
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(500)
 def test_five_clicks_from_an_empty_lab_to_the_first_healed_fault(chromium: str, page: tuple[Any, Seen], tmp_path: Path) -> None:
     view, seen = page
