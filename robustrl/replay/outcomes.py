@@ -84,6 +84,9 @@ class Truths:
     def faults(self) -> list[Mark]:
         return [mark for mark in self.marks if mark.expect == FAILED]
 
+    def of(self, role: str) -> Sequence[Mark]:
+        return self._of.get(role, ())
+
     def excused(self, role: str, incarnation: int, t: float) -> bool:
         """Calling this life failed then is no mistake."""
         return any(mark.expect != WELL and mark.covers(role, incarnation, t) for mark in self._of.get(role, ()))

@@ -37,8 +37,8 @@ _FACTS = ("exited", "exception", "node_lost")
 """Rules that tell of an end."""
 _STEPPED_IN = ("failed", "restarting")
 _STEPS = (ev.ProcessExited, ev.ErrorRaised, ev.RestartDecided, ev.RoleStateChanged)
-_ENDED = ("stopped", "retired", *_STEPPED_IN)
-_STALE = 1.5 * KEEP_ALIVE
+ENDED = ("stopped", "retired", *_STEPPED_IN)
+STALE = 1.5 * KEEP_ALIVE
 """Seconds between two samples from which on the node agent itself did not look."""
 _TURNS = 0.5
 """Seconds: the supervisor's loop turns more often than that, or it does not run."""
@@ -188,7 +188,7 @@ def record(run: Run) -> Recording:
                 over.setdefault((event.role, lives[event.role]), entry.t)
             lives[event.role] = event.incarnation
             started[event.role, event.incarnation] = event
-        elif isinstance(event, ev.RoleStateChanged) and event.new in _ENDED:
+        elif isinstance(event, ev.RoleStateChanged) and event.new in ENDED:
             over.setdefault((event.role, event.incarnation), entry.t)
         of = getattr(event, "role", ""), getattr(event, "incarnation", 0)
         if of in stepped and entry.t >= stepped[of] and isinstance(event, _STEPS):
@@ -265,7 +265,7 @@ def _between(entries: Sequence[ev.Entry], before: Sequence[float]) -> list[tuple
     found = []
     for entry, earlier in zip(entries, before, strict=True):
         sample = entry.event
-        if not isinstance(sample, ev.RoleSample) or entry.t - earlier > _STALE:
+        if not isinstance(sample, ev.RoleSample) or entry.t - earlier > STALE:
             continue
         oldest = max(sample.loop_age, max(sample.phase_age, sample.active_age, sample.progress_age) if at_work(sample) else 0.0)
         if oldest >= LEAST:

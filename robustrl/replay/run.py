@@ -196,6 +196,15 @@ class Run:
         low, high = self.begin + start, self.begin + end
         return dataclasses.replace(self, entries=[entry for entry in self.entries if entry.t <= high], window=(low, high))
 
+    def excerpt(self, start: float = 0.0, end: float | None = None, name: str = "") -> Self:
+        """The same stretch as a small run of its own: see excerpts.py for what it knows of earlier times. Annotations in it are kept."""
+        from .excerpts import excerpt_entries
+
+        part = self.cut(start, end)
+        entries = excerpt_entries(part.entries, *part.window)
+        marks = tuple(mark for mark in self.annotations if part.window[0] <= mark.start <= part.window[1])
+        return dataclasses.replace(self, name=name or self.name, entries=entries, annotations=marks, window=(entries[0].t, part.window[1]))
+
     @classmethod
     def concatenate(cls, *runs: Run, name: str = "") -> Self:
         """One run after the other, in one log. Incarnations and faults go on counting; a run's roles end with it.
