@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .errors import ConfigError, HostGone, JobFailed, MissingExtra, RewardError, RobustRLError, WaitTimeout, WeightsError
     from .job import Job
     from .launching import attach, launch
+    from .replay.corpus import corpus
     from .replay.run import Run
     from .replay.sweeping import sweep
 
@@ -27,13 +28,14 @@ _HOMES = {
     "job": ("Job",),
     "launching": ("launch", "attach"),
     "replay": ("replay",),
+    "replay.corpus": ("corpus",),
     "replay.run": ("Run",),
     "replay.sweeping": ("sweep",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "ConfigError", "Deadlines", "GRPOConfig", "HostGone", "Job", "JobConfig", "JobFailed", "MissingExtra", "RewardError", "RobustRLError",
-    "Run", "SamplingConfig", "WaitTimeout", "WeightsError", "attach", "launch", "replay", "sweep",
+    "Run", "SamplingConfig", "WaitTimeout", "WeightsError", "attach", "corpus", "launch", "replay", "sweep",
 ]
 
 

@@ -15,8 +15,8 @@ import msgspec
 from ..core.detection import Detector
 from ..core.roles import RoleId, RoleKind
 from ..core.thresholds import SECTION, Relative, Thresholds
-from .driving import drive
-from .outcomes import DETECTED, FALSE_ALARM, MISSED, Truths, match
+from .driving import Said, drive
+from .outcomes import DETECTED, FALSE_ALARM, MISSED, Outcome, Truths, match
 from .quality import exact_bounds, percentile, poisson_lower, poisson_upper
 from .recording import Recording
 from .run import Run
@@ -91,9 +91,15 @@ class Case:
         self.truths, self.costs = Truths(run), run.costs
         self._harmless = _harmless(self.truths, run.recording)
 
-    def score(self, thresholds: Thresholds) -> Score:
+    def judge(self, thresholds: Thresholds) -> tuple[Said, list[Outcome]]:
+        """What is said of the run, and what it was worth."""
         said = drive(self.recording, Detector(thresholds), self.costs.restart, self.truths.excused)
-        outcomes = match(self.truths, self.recording, said, self.costs.restart)
+        return said, match(self.truths, self.recording, said, self.costs.restart)
+
+    def score(self, thresholds: Thresholds) -> Score:
+        return self.worth(thresholds, self.judge(thresholds)[1])
+
+    def worth(self, thresholds: Thresholds, outcomes: Sequence[Outcome]) -> Score:
         reach, reach_of = self._reach(thresholds)
         return Score(
             tuple(found.delay for found in outcomes if found.outcome == DETECTED and found.delay is not None),

@@ -6,9 +6,9 @@
 
 Promises: the result is a log that a detector can take. All durations follow one warp of the time axis: phases, waits, faults, restarts.
 A sample's ages become what they would be then, and samples are put in between as a node agent logs them (`KEEP_ALIVE`), with counters that
-rise evenly. An event loop turns as often in a slow job as in a fast one: its age follows the warp only while a fault or disturbance is on it.
-Leaves out: a pause in activity that came and went between two samples, of which the log knows nothing; and what the live job said and asked,
-which is kept but was said of another run: replay a stressed run with thresholds.
+rise evenly. An event loop turns as often in a slow job as in a fast one: its age follows only while a fault or disturbance is on it.
+Leaves out: a pause in activity that came and went between two samples, of which the log knows nothing; what the live job said and asked,
+which is kept, was said of another run: replay a stressed run with thresholds.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def sweep(runs: Run | Sequence[Run], grid: Mapping[str, Any], *, base: Threshold
     if processes < 1:
         raise ConfigError("processes", processes, "must be at least 1")
     base = base or runs[0].thresholds[0][1]
-    tried, skipped = _settings(base, grid, samples, seed)
+    tried, skipped = drawn_settings(base, grid, samples, seed)
     low = floors(thresholds for _, thresholds in tried)
     cases = [Case(run, reduced(run.recording, low)) for run in runs]
     scores: dict[int, Score] = {}
@@ -134,7 +134,9 @@ def sweep(runs: Run | Sequence[Run], grid: Mapping[str, Any], *, base: Threshold
     return Sweep(done, not interrupted, skipped, sum(case.costs.measured for case in cases))
 
 
-def _settings(base: Thresholds, grid: Mapping[str, Any], samples: int, seed: int) -> tuple[list[tuple[dict[str, Any], Thresholds]], int]:
+def drawn_settings(base: Thresholds, grid: Mapping[str, Any], samples: int,
+                   seed: int) -> tuple[list[tuple[dict[str, Any], Thresholds]], int]:  # fmt: skip
+    """((changes, all thresholds) of each, ``base`` first; how many contradicted themselves). Raises ConfigError."""
     lists: dict[str, list[Any]] = {}
     ranges: dict[str, tuple[float, float]] = {}
     for path, values in grid.items():

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["FaultPanel", "Metrics", "Player", "RecoveryReport", "RoleBoard", "ThresholdPanel", "Timeline", "Trajectories", "save_html"]
+__all__ = ["FaultPanel", "Metrics", "Player", "RecoveryReport", "RoleBoard", "ThresholdPanel", "Timeline", "Trajectories", "TuningLab",
+           "save_html"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,12 +19,12 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from . import notebook
+        from . import notebook, tuning_widget
     except ImportError as error:
         from robustrl.errors import MissingExtra
 
         raise MissingExtra(f"live views need ipywidgets, anywidget and bokeh ({error}): pip install 'robustrl[views]'") from error
-    return getattr(notebook, name)
+    return getattr(tuning_widget if name == "TuningLab" else notebook, name)
 
 
 def __dir__() -> list[str]:

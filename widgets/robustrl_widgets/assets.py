@@ -8,6 +8,8 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "esm"
 NAMES = ("board", "timeline", "faults", "thresholds", "metrics", "trajectories", "recovery", "player")
+TUNING = "tuning"
+"""Its pictures come from a thread of its own (tuner.py), not from the run's feed."""
 
 
 @cache
@@ -18,8 +20,8 @@ def text(name: str) -> str:
 @cache
 def esm(view: str) -> str:
     """The whole module of a view: the same text in a notebook and in the dashboard."""
-    if view not in NAMES:
-        raise ValueError(f"view {view!r}: must be one of {', '.join(NAMES)}")
+    if view not in (*NAMES, TUNING):
+        raise ValueError(f"view {view!r}: must be one of {', '.join((*NAMES, TUNING))}")
     return f"const CSS = {json.dumps(text('views.css'))};\n{text('common.js')}\n{text(f'{view}.js')}"
 
 

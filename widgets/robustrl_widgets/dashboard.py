@@ -17,6 +17,8 @@ import panel as pn
 import param
 from bokeh.document import Document
 
+from robustrl.replay.run import Run
+
 from . import assets
 from .access import Access, argument
 from .channel import Channel
@@ -24,6 +26,7 @@ from .commands import Answer, Commander, Right
 from .feed import Feed
 from .figure import timeline_json
 from .sources import RecordedRun
+from .tuner import Tuner, bundled
 
 MAX_MESSAGE = 128 << 10
 """Bytes of one message from a page."""
@@ -58,7 +61,7 @@ class _View(pn.custom.AnyWidgetComponent):
             model.data.update(**values)
 
 
-_CLASSES = {view: type(f"View{view.capitalize()}", (_View,), {"_esm": assets.esm(view)}) for view in assets.NAMES}
+_CLASSES = {view: type(f"View{view.capitalize()}", (_View,), {"_esm": assets.esm(view)}) for view in (*assets.NAMES, assets.TUNING)}
 
 
 class _Session:
@@ -77,6 +80,7 @@ class _Session:
         self.views = {view: _CLASSES[view](sizing_mode="stretch_width", right=offered) for view in names}
         self.views["timeline"].figure = timeline_json()
         self._subscriptions = [feed.subscribe(view, self._sink(view)) for view in names]
+        self._tuner = self._tuning_lab(feed, right, offered)
         for view in self.views.values():
             view.param.watch(self._commanded, "command")
         self._flush()
@@ -84,6 +88,18 @@ class _Session:
     def close(self) -> None:
         for subscription in self._subscriptions:
             subscription.close()
+        self._tuner.close()
+
+    def _tuning_lab(self, feed: Feed, right: Right, offered: str) -> Tuner:
+        """It loads nothing until somebody asks."""
+        self.views[assets.TUNING] = _CLASSES[assets.TUNING](sizing_mode="stretch_width", right=offered)
+
+        def recorded() -> list[Run]:
+            with feed.lock:
+                entries = list(feed.source.entries())
+            return [Run.of(entries, "this run, until now")] if entries else []
+
+        return Tuner({"this run, until now": recorded, **bundled()}, self._sink(assets.TUNING), job=feed.source.job, right=right)
 
     def _sink(self, view: str) -> Callable[[str, Channel], None]:
         return lambda what, channel: self._later(view, what, channel)
@@ -121,7 +137,7 @@ class _Session:
                 self._answers.append({**answer, "view": view})
                 self._schedule()
 
-        self._commander.take(event.new, answered)
+        (self._tuner if view == assets.TUNING else self._commander).take(event.new, answered)
 
 
 def application(feeds: Callable[[], Feed], access: Access, shared: bool) -> Callable[[], Any]:
@@ -140,8 +156,8 @@ def application(feeds: Callable[[], Feed], access: Access, shared: bool) -> Call
         main = pn.Column(views["board"], views["timeline"], views["metrics"], sizing_mode="stretch_width",
                          styles={"flex": "3 1 720px", "gap": "10px", "min-width": "0"})
         body = pn.FlexBox(main, side, sizing_mode="stretch_width", align_items="flex-start", gap="10px", flex_wrap="wrap")
-        return pn.Column(*([views["player"]] if "player" in views else []), body, views["trajectories"], sizing_mode="stretch_width",
-                         styles={"padding": "10px", "gap": "10px", "max-width": "1900px", "margin": "0 auto"})
+        return pn.Column(*([views["player"]] if "player" in views else []), body, views["trajectories"], views[assets.TUNING],
+                         sizing_mode="stretch_width", styles={"padding": "10px", "gap": "10px", "max-width": "1900px", "margin": "0 auto"})
 
     return page
 

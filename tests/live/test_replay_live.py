@@ -1,0 +1,20 @@
+"""What the replay predicts of a setting is what a live job under that setting says. The bench `replay`, row live, has twenty settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks._replay_live import cross_check, draw
+
+_SLACK = 3.0
+"""Margin on a ceiling of time: one sample plus the noise of the machine."""
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.timeout(600)
+def test_predicted_verdicts_are_the_lived_ones(count: int) -> None:
+    row = cross_check(draw(count, seed=count), "cross")
+    assert row["replayed_as_live"], "with the settings as they were changed, the log gives exactly its own verdicts"
+    for trial in row["trials"]:
+        assert trial["rule"] == ("no_compute" if trial["role"] == "trainer-0" else "heartbeat")
+        assert abs(trial["lived_s"] - trial["predicted_s"]) <= _SLACK * (row["sample_s"] + trial["noise_s"]), trial

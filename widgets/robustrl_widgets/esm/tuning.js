@@ -1,0 +1,154 @@
+// TuningLab: signals as shares of their limits, truth, and what a setting says; sliders move the limits. Shares are drawn here, at once;
+// verdicts and scores come from the kernel, one question at a time, the last move always.
+const LANE = 30, LEFT = 130, WIDTH = 900, STEPS = 1000, TOP = 1.6;
+const OUTCOMES = { detected: ["\u25bc", "ok", "found"], "false alarm": ["\u25bc", "bad", "FALSE ALARM"], missed: ["\u2715", "bad", "missed"], consequence: ["\u25bd", "mut", "had ended by itself"] };
+const STYLE = `.rrl-tuning .lab { display: grid; grid-template-columns: minmax(0, 1fr) 330px; gap: 12px 18px; } @container (max-width: 760px) { .rrl-tuning .lab { grid-template-columns: minmax(0, 1fr); } }
+.rrl-tuning .bar { display: flex; flex-wrap: wrap; gap: 6px 8px; align-items: center; margin-bottom: 6px; } .rrl-tuning svg { width: 100%; display: block; } .rrl-tuning svg text { fill: var(--mut); font-size: 11px; }
+.rrl-tuning svg text.role { fill: var(--ink); font-size: 12px; } .rrl-tuning .sl { display: grid; grid-template-columns: 1fr 52px; gap: 0 8px; margin-bottom: 5px; } .rrl-tuning .sl small { grid-column: 1 / 3; color: var(--mut); }
+.rrl-tuning .sl input { width: 100%; padding: 0; margin: 0; accent-color: var(--rec); } .rrl-tuning .sl.moved small b { color: var(--rec); } .rrl-tuning .sl output { text-align: right; font-variant-numeric: tabular-nums; }
+.rrl-tuning table { border-collapse: collapse; width: 100%; } .rrl-tuning td, .rrl-tuning th { padding: 1px 6px; text-align: right; font-variant-numeric: tabular-nums; } .rrl-tuning td:first-child { text-align: left; color: var(--mut); }
+.rrl-tuning pre { background: var(--card); border-radius: 6px; padding: 6px 9px; margin: 6px 0; white-space: pre-wrap; color: var(--ink); } .rrl-tuning .why { color: var(--bad); min-height: 18px; } .rrl-tuning circle { cursor: pointer; }`;
+
+function render({ model, el }) {
+  let shown = {}, lanes = [], busy = false, again = false, adopt = true, still = "";
+  const sliders = new Map();
+  const view = open_view(model, el, "tuning", (picture) => { shown = picture; draw(); });
+  const source = h("select", { "aria-label": "what is tuned on" }), runs = h("select", { "aria-label": "run shown", onchange: () => ask("look", { run: Number(runs.value) }) });
+  const said = h("span", { class: "mut", role: "status" }), error = h("div", { class: "why", role: "alert" }), place = h("div", {}), list = h("div", {}), scores = h("div", {}), plot = h("div", {}), code = h("pre", {});
+  const ask = async (verb, args) => {
+    const answer = await view.ask(verb, args);
+    set_text(error, answer.error ?? "");
+    if (answer.value?.said) set_text(said, answer.value.said);
+    return answer;
+  };
+  const load = h("button", { onclick: async () => { set_text(said, "being made ready\u2026"); adopt = true; await ask("load", { source: source.value }); set_text(said, ""); } }, "load");
+  const reset = h("button", { title: "the settings that the run was recorded with", onclick: () => { for (const each of sliders.values()) each.put(each.base); move(); } }, "reset");
+  const keep = h("button", { onclick: () => ask("compare", { on: !shown.b }) }, "keep for comparison");
+  const copy = h("button", { onclick: async () => { try { await navigator.clipboard.writeText(code.textContent); set_text(said, "copied"); } catch { getSelection()?.selectAllChildren(code); set_text(said, "select it and copy: this page may not"); } } }, "copy as code");
+  const apply = h("button", { class: "danger", onclick: () => ask("apply") }, "apply to live job");
+  view.root.append(h("style", {}, STYLE), h("h2", {}, "Tuning lab: what would other thresholds have said?"), h("div", { class: "bar" }, source, load, runs, reset, keep, copy, apply, said), error,
+    h("div", { class: "lab" }, h("div", {}, place, h("div", { class: "legend" }, h("span", {}, h("b", { style: { color: "var(--ok)" } }, "\u25bc "), "found"), h("span", {}, h("b", { style: { color: "var(--bad)" } }, "\u25bc "), "false alarm"), h("span", {}, h("b", { style: { color: "var(--bad)" } }, "\u2715 "), "missed"),
+      h("span", {}, h("i", { style: { background: "var(--bad)", opacity: 0.3 } }), "a fault"), h("span", {}, h("i", { style: { background: "var(--ok)", opacity: 0.3 } }), "harmless"), h("span", {}, "- - the limit; hollow: the setting that was kept")), code), h("div", {}, scores, plot, list)));
+
+  const values = () => Object.fromEntries([...sliders].map(([path, each]) => [path, each.value()]));
+  const move = async () => {
+    redraw();
+    again = true;
+    if (busy) return;
+    busy = true;
+    while (again) { again = false; const answer = await ask("set", values()); view.root.dataset.took = String(answer.value?.ms ?? ""); }
+    busy = false;
+  };
+  let waiting = false;
+  const redraw = () => { if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; signals(); }); } };
+
+  const make = (slider) => {
+    const from = Math.log(slider.low), width = Math.log(slider.high) - from;
+    const input = h("input", { type: "range", min: 0, max: STEPS, "aria-label": slider.path, oninput: () => { label(); move(); } });
+    const output = h("output", {}), box = h("label", { class: "sl" }, h("small", {}, h("b", {}, slider.path), " ", slider.words ?? ""), input, output);
+    const each = { box, base: slider.base, value: () => Math.exp(from + width * Number(input.value) / STEPS), put: (value) => { input.value = String(Math.round(STEPS * (Math.log(value) - from) / width)); label(); } };
+    const label = () => { set_text(output, span(each.value())); set_class(box, `sl ${Math.abs(Math.log(each.value() / each.base)) > 0.02 ? "moved" : ""}`); };
+    return each;
+  };
+
+  const draw = () => {
+    const names = (shown.sources ?? []).join("\n");
+    if (source.dataset.names !== names) { source.dataset.names = names; source.replaceChildren(...(shown.sources ?? []).map((name) => h("option", { value: name }, name))); }
+    apply.style.display = shown.live ? "" : "none";
+    for (const each of [runs, reset, keep, copy, apply]) each.disabled = !shown.a;
+    if (!shown.a) { set_text(place, "No run is loaded yet: choose what to tune on, and load it."); return; }
+    const now = `${shown.shown} ${shown.runs} ${shown.seconds} ${(shown.sliders ?? []).map((slider) => slider.base)}`;
+    if (now !== still) { still = now; build(); }
+    if (adopt && !busy) { adopt = false; for (const [path, each] of sliders) each.put(shown.a.values[path]); }
+    view.root.dataset.values = JSON.stringify(shown.a.values);
+    set_text(keep, shown.b ? "drop the comparison" : "keep for comparison");
+    set_text(code, shown.a.code);
+    table();
+    pareto();
+    marks();
+    redraw();
+  };
+
+  const X = (t) => LEFT + (WIDTH - LEFT - 8) * t / Math.max(shown.seconds, 1e-6), Y = (lane, share) => 16 + LANE * (lane + 1) - 4 - (LANE - 8) * Math.min(share, TOP) / TOP;
+  const build = () => {
+    runs.replaceChildren(...shown.runs.map((name, index) => h("option", { value: index, selected: index === shown.shown }, name)));
+    if (list.dataset.made !== shown.sliders.map((slider) => slider.path + slider.base).join()) {
+      list.dataset.made = shown.sliders.map((slider) => slider.path + slider.base).join();
+      sliders.clear();
+      for (const slider of shown.sliders) sliders.set(slider.path, make(slider));
+      list.replaceChildren(h("h2", {}, "Limits"), ...[...sliders.values()].map((each) => each.box));
+      adopt = true;
+    }
+    const height = 20 + LANE * shown.order.length + 14, drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": `signals of ${shown.order.length} roles over ${span(shown.seconds)}` });
+    const tick = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600].find((step) => shown.seconds / step <= 10) ?? 36000;
+    for (let t = 0; t <= shown.seconds; t += tick) { drawing.append(svg("line", { x1: X(t), x2: X(t), y1: 16, y2: height - 14, stroke: "var(--line)" }), svg("text", { x: X(t), y: 11, "text-anchor": "middle" })); drawing.lastChild.textContent = `${t} s`; }
+    lanes = shown.order.map((role, index) => {
+      const name = svg("text", { class: "role", x: 0, y: Y(index, 0.4) });
+      name.textContent = role;
+      const below = svg("path", { fill: "none", stroke: "var(--rec)", "stroke-width": 1.6 }), above = svg("path", { fill: "none", stroke: "var(--bad)", "stroke-width": 2.2 });
+      const truth = (shown.truth ?? []).filter((mark) => mark[2] === role).map(([start, end, , kind, expect]) => {
+        const box = svg("rect", { x: X(start), width: Math.max(2, X(end) - X(start)), y: Y(index, TOP) - 2, height: LANE - 4, fill: expect === "failed" ? "var(--bad)" : expect === "well" ? "var(--ok)" : "var(--mut)", opacity: 0.22 }, svg("title", {}));
+        box.firstChild.textContent = `${kind}, ${span(end - start)}${expect === "well" ? ", harmless" : ""}`;
+        return box;
+      });
+      const group = svg("g", {});
+      drawing.append(name, ...truth, svg("line", { x1: LEFT, x2: WIDTH - 8, y1: Y(index, 0), y2: Y(index, 0), stroke: "var(--line)" }), svg("line", { x1: LEFT, x2: WIDTH - 8, y1: Y(index, 1), y2: Y(index, 1), stroke: "var(--bad)", "stroke-dasharray": "3 4", opacity: 0.6 }), below, above, group);
+      return { role, index, below, above, group, samples: Object.entries(shown.signals?.[role] ?? {}) };
+    });
+    place.replaceChildren(drawing);
+  };
+  const signals = () => {
+    for (const lane of lanes) {
+      let below = "", above = "";
+      for (const [path, points] of lane.samples) {
+        const limit = sliders.get(path)?.value() ?? Infinity;
+        for (const [t, value] of points) {
+          const share = value / limit, stem = `M${X(t).toFixed(1)} ${Y(lane.index, 0)}V${Y(lane.index, share).toFixed(1)}`;
+          if (share >= 1) above += stem; else below += stem;
+        }
+      }
+      lane.below.setAttribute("d", below);
+      lane.above.setAttribute("d", above);
+    }
+  };
+  const marks = () => {
+    for (const lane of lanes) lane.group.replaceChildren();
+    const sides = [[shown.a, "solid"], [shown.b, "hollow"]];
+    for (const [side, kind] of sides) for (const [t, role, outcome, rule, delay] of side?.marks ?? []) {
+      const lane = lanes.find((each) => each.role === role), [sign, tone, words] = OUTCOMES[outcome] ?? [];
+      if (!lane || !sign) continue;
+      const mark = svg("text", { x: X(t), y: Y(lane.index, kind === "solid" ? 1.15 : 0.1), "text-anchor": "middle", style: `font-size:${kind === "solid" ? 15 : 11}px;fill:${kind === "solid" ? `var(--${tone})` : "none"};stroke:var(--${tone});stroke-width:${kind === "solid" ? 0 : 1}` });
+      mark.textContent = sign;
+      mark.append(svg("title", {}));
+      mark.lastChild.textContent = `${words}${rule ? `, rule ${rule}` : ""}${typeof delay === "number" ? `, after ${span(delay)}` : ""}`;
+      lane.group.append(mark);
+    }
+  };
+  const ROWS = [["found", (score) => `${score.detected} of ${score.faults}`], ["missed", (score) => score.missed], ["false alarms", (score) => score.false_alarms], ["delay, mean", (score) => span(score.mean)], ["delay, longest", (score) => span(score.max)], ["seconds lost", (score) => score.cost.toFixed(1)], ["nearest harmless", (score) => `${Math.round(100 * score.reach)} %`]];
+  const table = () => {
+    const sides = [shown.a, shown.b].filter(Boolean);
+    scores.replaceChildren(h("table", {}, h("tr", {}, h("td", {}, shown.runs.length > 1 ? `all ${shown.runs.length} runs` : ""), h("th", {}, "now"), shown.b && h("th", {}, "kept")), ...ROWS.map(([name, get]) => h("tr", { title: name === "nearest harmless" ? shown.a.score.reach_of : null }, h("td", {}, name), ...sides.map((side) => h("td", { "data-score": side === shown.a ? name : null }, String(get(side.score))))))));
+  };
+  const pareto = () => {
+    const points = shown.points ?? [], [width, height, left, bottom] = [320, 190, 40, 30], most = (place) => Math.max(1e-6, ...points.map((point) => point[place])) * 1.05;
+    const [x1, y1] = [Math.sqrt(most(0)), most(1)], x = (value) => left + (width - left - 10) * Math.sqrt(value) / x1, y = (value) => 8 + (height - bottom - 8) * (1 - value / y1);
+    const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${points.length} settings by false alarms and delay` }), note = (words, at) => { drawing.append(svg("text", at)); drawing.lastChild.textContent = words; };
+    drawing.append(svg("path", { d: `M${left} 8V${height - bottom}H${width - 8}`, fill: "none", stroke: "var(--line)" }));
+    note(`false alarms per hour (to ${nice(x1 * x1)}, root)`, { x: left, y: height - 14 });
+    note(`mean delay, to ${span(y1)}`, { x: left + 4, y: 16 });
+    const front = points.map((point, index) => [point, index]).filter(([point]) => point[2]).sort((a, b) => a[0][0] - b[0][0]);
+    drawing.append(svg("path", { d: front.map(([point], index) => `${index ? "L" : "M"}${x(point[0])},${y(point[1])}`).join(""), fill: "none", stroke: "var(--rec)" }));
+    points.forEach((point, index) => {
+      const dot = svg("circle", { cx: x(point[0]), cy: y(point[1]), r: point[2] ? 5 : 3, fill: point[2] ? "var(--rec)" : point[3] ? "none" : "var(--mut)", stroke: point[3] ? "var(--mut)" : "none", opacity: point[2] ? 1 : 0.6, "data-point": index, tabindex: point[2] ? 0 : -1, role: "button", "aria-label": `setting ${index}` }, svg("title", {}));
+      dot.firstChild.textContent = `${nice(point[0])} false alarms per hour, mean delay ${span(point[1])}${point[3] ? `, ${point[3]} missed` : ""}: click to load it`;
+      const choose = async () => { adopt = true; await ask("point", { point: index }); adopt = true; draw(); };
+      dot.addEventListener("click", choose);
+      dot.addEventListener("keydown", (event) => { if (event.key === "Enter") choose(); });
+      drawing.append(dot);
+    });
+    plot.replaceChildren(h("h2", {}, `Settings drawn at random${shown.todo ? `, ${shown.todo} to come` : ""}`), drawing);
+  };
+  const nice = (value) => Number(value.toPrecision(2)).toString();
+  return () => view.close();
+}
+export default { render };

@@ -1,0 +1,233 @@
+"""The thread behind a TuningLab: it judges the setting that the sliders show, and, while nobody moves them, draws further ones as points.
+
+Promised: of settings that come while one is judged only the last is judged; a move waits for at most one other judgement; nothing that a
+page sends is trusted; applying a setting to the live job needs the instructor's right. Whoever closes it ends its thread. Left out:
+drawing, and how a picture travels (channel.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from robustrl.core.thresholds import Thresholds
+from robustrl.errors import RobustRLError
+from robustrl.replay.run import Run
+from robustrl.replay.scoring import Score
+from robustrl.replay.sweeping import drawn_settings
+
+from . import tuning
+from .channel import Channel
+from .commands import MAX_COMMAND, Answer, Command, Refused, Right
+from .words import LONG, cut
+
+POINTS = 160
+"""Settings drawn as points, at most: of `_DRAWN` most contradict themselves."""
+_DRAWN = 8 * POINTS
+_SEED = 1
+_POINTS_EVERY = 0.5
+"""Seconds between two pictures that only bring points."""
+log = logging.getLogger(__name__)
+
+Sources = Mapping[str, Callable[[], Sequence[Run]]]
+"""Name -> what gives the runs; asked on the tuner's thread, when somebody wants them."""
+
+
+def bundled() -> Sources:
+    """The runs that come with the package: those in which nothing was repaired, by seed."""
+    from robustrl.replay.corpus import corpus
+
+    return {f"bundled runs, seed {seed}": lambda seed=seed: corpus().of(seed=seed, part=1) for seed in corpus().seeds}  # type: ignore[misc]
+
+
+class Tuner:
+    """``show(what, channel)`` is called from the tuner's thread whenever there is a new picture. ``load``: the source to begin with."""
+
+    def __init__(self, sources: Sources, show: Callable[[str, Channel], None], *, job: Any = None, right: Right = Right.READ,
+                 base: Thresholds | None = None, load: str = "") -> None:  # fmt: skip
+        self.channel = Channel()
+        self._sources, self._show, self._job, self._right, self._base = dict(sources), show, job, right, base
+        self._orders: deque[tuple[Command, Callable[[Answer], None]]] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self.material: tuning.Material | None = None
+        self._still: tuning.Picture = {}
+        self.shown = 0
+        self.now: tuning.Trial | None = None
+        self.other: tuning.Trial | None = None
+        self._points: list[tuple[dict[str, float], Score]] = []
+        self._todo: deque[tuple[dict[str, Any], Thresholds]] = deque()
+        self._told = 0.0
+        self.push()
+        if load:
+            self._orders.append((Command(id="", verb="load", args={"source": load}), lambda answer: None))
+        self._thread = threading.Thread(target=self._run, name="robustrl-tuner", daemon=True)
+        self._thread.start()
+
+    def take(self, raw: Any, answer: Callable[[Answer], None]) -> None:
+        """Queues what a page sent; ``answer`` is called once, from the tuner's thread or at once."""
+        try:
+            command = _parse(raw)
+        except Refused as error:
+            answer({"id": "", "error": cut(error, LONG)})
+            return
+        with self._wake:
+            if len(self._orders) >= 64:
+                answer({"id": command.id, "error": "too many commands are waiting: try again"})
+                return
+            self._orders.append((command, answer))
+            self._wake.notify()
+
+    def close(self) -> None:
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        if self._thread is not threading.current_thread():
+            self._thread.join(10.0)
+
+    # -- the thread ---
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._closed and not self._orders and not self._todo:
+                    self._wake.wait()
+                if self._closed:
+                    return
+                orders = list(self._orders)
+                self._orders.clear()
+            last = max((i for i, (command, _) in enumerate(orders) if command.verb == "set"), default=-1)
+            for i, (command, answer) in enumerate(orders):
+                stale = command.verb == "set" and i < last
+                answer({"id": command.id, **({"value": {"stale": True}} if stale else self._carry_out(command))})
+            if not orders:
+                self._further_point()
+
+    def _carry_out(self, command: Command) -> Answer:
+        try:
+            verb = _VERBS.get(command.verb)
+            if verb is None:
+                raise Refused(f"{cut(command.verb, 40)!r} is no command here; there are {', '.join(_VERBS)}")
+            if command.verb != "load" and self.material is None:
+                raise Refused("no run is loaded yet")
+            began = time.perf_counter()
+            value = verb(self, command.args)
+            self.push()
+            return {"value": {"ms": round(1000 * (time.perf_counter() - began), 1), **(value or {})}}
+        except (RobustRLError, ValueError, OSError) as error:
+            return {"error": cut(error, LONG)}
+        except Exception:  # a defect: the thread goes on, and whoever asked hears of it
+            log.exception("a command of the tuning lab failed")
+            return {"error": "this failed: see the log of whoever shows this page"}
+
+    def push(self) -> None:
+        """Sends the present picture, if it is new."""
+        if what := self.channel.push(self.picture(), 0.0, 0.0):
+            self._show(what, self.channel)
+
+    def picture(self) -> tuning.Picture:
+        live = self._job is not None and self._right is Right.INSTRUCTOR
+        found: tuning.Picture = {"sources": list(self._sources), "live": live, "job": self._job is not None, **self._still}
+        if self.material is not None and self.now is not None:
+            run = self.material.runs[self.shown]
+            found["a"] = tuning.side(self.now, run, self.shown)
+            if self.other is not None:
+                found["b"] = tuning.side(self.other, run, self.shown)
+            found["points"] = tuning.points(self._points)
+            found["todo"] = len(self._todo)
+        return found
+
+    def _further_point(self) -> None:
+        assert self.material is not None
+        changes, thresholds = self._todo.popleft()
+        self._points.append((changes, self.material.score(thresholds)))
+        now = time.monotonic()
+        if now - self._told >= _POINTS_EVERY or not self._todo:
+            self._told = now
+            self.push()
+
+    # -- verbs ---
+
+    def _load(self, args: Mapping[str, Any]) -> None:
+        name = args.get("source")
+        if name not in self._sources:
+            raise Refused(f"there is no source {cut(name, 60)!r}; there are {', '.join(self._sources)}")
+        runs = list(self._sources[str(name)]())
+        if not runs:
+            raise Refused(f"{name}: there is no run yet")
+        base = self._base or runs[0].thresholds[-1][1]
+        self.material, self.shown, self.other = tuning.Material(runs, base), 0, None
+        self.now = self.material.trial({})
+        self._points = [({}, self.now.score)]
+        drawn, _ = drawn_settings(base, tuning.ranges(self.material), _DRAWN, _SEED)
+        self._todo = deque(drawn[1 : POINTS + 1])
+        self._still = tuning.still(self.material, 0)
+
+    def _set(self, args: Mapping[str, Any]) -> None:
+        assert self.material is not None
+        self.now = self.material.trial(_changes(args, self.material))
+
+    def _look(self, args: Mapping[str, Any]) -> None:
+        assert self.material is not None
+        place = args.get("run")
+        if not isinstance(place, int | float) or not 0 <= int(place) < len(self.material.runs):
+            raise Refused(f"run: must be a place from 0 to {len(self.material.runs) - 1}")
+        self.shown = int(place)
+        self._still = tuning.still(self.material, self.shown)
+
+    def _point(self, args: Mapping[str, Any]) -> None:
+        assert self.material is not None
+        place = args.get("point")
+        if not isinstance(place, int | float) or not 0 <= int(place) < len(self._points):
+            raise Refused(f"point: must be a place from 0 to {len(self._points) - 1}")
+        self.now = self.material.trial(self._points[int(place)][0])
+
+    def _compare(self, args: Mapping[str, Any]) -> None:
+        self.other = self.now if args.get("on") else None
+
+    def _apply(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        if self._job is None:
+            raise Refused("this is a recording: there is no job to apply it to")
+        if self._right is not Right.INSTRUCTOR:
+            raise Refused("this page may not change the job: it was opened without the instructor's token")
+        assert self.now is not None
+        if not self.now.changes:
+            raise Refused("nothing was changed")
+        began = time.monotonic()
+        self._job.thresholds.update(self.now.changes)
+        return {"said": f"in force after {1000 * (time.monotonic() - began):.0f} ms"}
+
+
+_VERBS: dict[str, Callable[[Tuner, Mapping[str, Any]], dict[str, Any] | None]] = {
+    "load": Tuner._load, "set": Tuner._set, "look": Tuner._look, "point": Tuner._point, "compare": Tuner._compare, "apply": Tuner._apply,
+}  # fmt: skip
+
+
+def _changes(args: Mapping[str, Any], material: tuning.Material) -> dict[str, float]:
+    """What a page's sliders show, as changes to the base; kept within the sliders."""
+    found: dict[str, float] = {}
+    for slider in material.sliders:
+        value = args.get(slider.path)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise Refused(f"{slider.path}: must be a number of seconds")
+        seconds = min(slider.high, max(slider.low, float(value)))
+        if abs(seconds - slider.base) > 1e-3 * slider.base:
+            found[slider.path] = round(seconds, 4)
+    return found
+
+
+def _parse(raw: Any) -> Command:
+    if not isinstance(raw, str) or len(raw.encode(errors="replace")) > MAX_COMMAND:
+        raise Refused(f"a command is a text of at most {MAX_COMMAND} bytes")
+    try:
+        return msgspec.json.decode(raw, type=Command)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise Refused(f"this is no command: {cut(error)}") from None

@@ -1,0 +1,81 @@
+"""The TuningLab in a notebook: sliders over recorded runs, or over what a live job has recorded so far.
+
+    TuningLab(job)      TuningLab(robustrl.corpus().of(seed=1), job=job)        TuningLab("runs/demo-...")
+
+The page's file and its protocol are those of the other views; its pictures come from a `Tuner` of its own instead of the job's feed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+import msgspec
+import traitlets
+
+from robustrl.core.thresholds import Thresholds
+from robustrl.errors import ConfigError
+from robustrl.replay.run import Run
+
+from . import assets
+from .channel import Channel
+from .commands import Answer, Right
+from .notebook import _take_clicks_while_a_cell_runs
+from .tuner import Tuner, bundled
+
+if TYPE_CHECKING:
+    from robustrl.job import Job
+
+
+class TuningLab(anywidget.AnyWidget):
+    """``runs``: a job (what it has recorded when it is loaded), runs, or the path of one. ``base``: what the sliders begin with; by default
+    the settings in force at the end of the first run. ``close()`` ends it.
+    """
+
+    _esm = assets.esm("tuning")
+    full = traitlets.Unicode("{}").tag(sync=True)
+    delta = traitlets.Unicode("{}").tag(sync=True)
+    command = traitlets.Unicode("").tag(sync=True)
+    answer = traitlets.Unicode("{}").tag(sync=True)
+    right = traitlets.Unicode("INSTRUCTOR").tag(sync=True)
+
+    def __init__(self, runs: Job | Run | Sequence[Run] | str | Path, *, job: Job | None = None, base: Thresholds | None = None) -> None:
+        if hasattr(runs, "events") and hasattr(runs, "thresholds") and not isinstance(runs, Run):
+            live: Any = runs
+            job, name = live, "this job, until now"
+            sources = {name: lambda: [Run.of(list(live.events), live.name)]}
+        else:
+            found = [Run.load(runs)] if isinstance(runs, str | Path) else [runs] if isinstance(runs, Run) else list(runs)  # type: ignore[arg-type]
+            if not found or not all(isinstance(run, Run) for run in found):
+                raise ConfigError("runs", runs, "must be a job, a run or several, or the path of one")
+            name = "these runs" if len(found) > 1 else found[0].name
+            sources = {name: lambda: found}
+        super().__init__()
+        _take_clicks_while_a_cell_runs(self.comm)
+        self.tuner = Tuner({**sources, **bundled()}, self._show, job=job, right=Right.INSTRUCTOR, base=base, load=name)
+        self.observe(self._commanded, "command")
+
+    def _show(self, what: str, channel: Channel) -> None:
+        if self.comm is None:  # closed
+            return
+        with self.hold_sync():
+            if what == "full":
+                self.full = channel.full
+            self.delta = channel.delta
+
+    def _commanded(self, change: Any) -> None:
+        if change["new"]:
+            self.tuner.take(change["new"], self._answer)
+
+    def _answer(self, answer: Answer) -> None:
+        if self.comm is not None and answer["id"]:
+            self.answer = msgspec.json.encode(answer).decode()
+
+    def close(self) -> None:
+        if (tuner := getattr(self, "tuner", None)) is not None:
+            tuner.close()
+        layout = self.layout
+        super().close()
+        layout.close()
