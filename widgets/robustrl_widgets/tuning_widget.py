@@ -47,7 +47,7 @@ class TuningLab(anywidget.AnyWidget):
             job, name = live, "this job, until now"
             sources = {name: lambda: [Run.of(list(live.events), live.name)]}
         else:
-            found = [Run.load(runs)] if isinstance(runs, str | Path) else [runs] if isinstance(runs, Run) else list(runs)  # type: ignore[arg-type]
+            found = [Run.load(runs)] if isinstance(runs, str | Path) else [runs] if isinstance(runs, Run) else list(runs)
             if not found or not all(isinstance(run, Run) for run in found):
                 raise ConfigError("runs", runs, "must be a job, a run or several, or the path of one")
             name = "these runs" if len(found) > 1 else found[0].name
