@@ -94,10 +94,10 @@ class _Session:
         """It loads nothing until somebody asks."""
         self.views[assets.TUNING] = _CLASSES[assets.TUNING](sizing_mode="stretch_width", right=offered)
 
-        def recorded() -> list[Run]:
+        def recorded() -> tuple[list[Run], None]:
             with feed.lock:
                 entries = list(feed.source.entries())
-            return [Run.of(entries, "this run, until now")] if entries else []
+            return [Run.of(entries, "this run, until now")] if entries else [], None
 
         return Tuner({"this run, until now": recorded, **bundled()}, self._sink(assets.TUNING), job=feed.source.job, right=right)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from robustrl.core.thresholds import Thresholds
+from robustrl.core.thresholds import Relative, Thresholds
 from robustrl.errors import RobustRLError
 from robustrl.replay.run import Run
 from robustrl.replay.scoring import Score
@@ -35,15 +35,19 @@ _POINTS_EVERY = 0.5
 """Seconds between two pictures that only bring points."""
 log = logging.getLogger(__name__)
 
-Sources = Mapping[str, Callable[[], Sequence[Run]]]
-"""Name -> what gives the runs; asked on the tuner's thread, when somebody wants them."""
+Sources = Mapping[str, Callable[[], tuple[Sequence[Run], Thresholds | None]]]
+"""Name -> what gives the runs, and the setting that sliders begin with (None: the one in force at the end of the first run). Asked on the
+tuner's thread, when somebody wants them."""
 
 
 def bundled() -> Sources:
-    """The runs that come with the package: those in which nothing was repaired, by seed."""
+    """The runs that come with the package: those in which no silence was repaired, by seed."""
     from robustrl.replay.corpus import corpus
 
-    return {f"bundled runs, seed {seed}": lambda seed=seed: corpus().of(seed=seed, part=1) for seed in corpus().seeds}  # type: ignore[misc]
+    def source(seed: int) -> Callable[[], tuple[Sequence[Run], Thresholds | None]]:
+        return lambda: (corpus().of(seed=seed, part=1), Thresholds.lab())
+
+    return {f"bundled runs, seed {seed}": source(seed) for seed in corpus().seeds}
 
 
 class Tuner:
@@ -158,10 +162,10 @@ class Tuner:
         name = args.get("source")
         if name not in self._sources:
             raise Refused(f"there is no source {cut(name, 60)!r}; there are {', '.join(self._sources)}")
-        runs = list(self._sources[str(name)]())
+        runs, base = self._sources[str(name)]()
         if not runs:
             raise Refused(f"{name}: there is no run yet")
-        base = self._base or runs[0].thresholds[-1][1]
+        base = self._base or base or runs[0].thresholds[-1][1]
         self.material, self.shown, self.other = tuning.Material(runs, base), 0, None
         self.now = self.material.trial({})
         self._points = [({}, self.now.score)]
@@ -197,10 +201,9 @@ class Tuner:
         if self._right is not Right.INSTRUCTOR:
             raise Refused("this page may not change the job: it was opened without the instructor's token")
         assert self.now is not None
-        if not self.now.changes:
-            raise Refused("nothing was changed")
+        values = {path: self.now.thresholds.get(path) for path in tuning.SLIDERS}
         began = time.monotonic()
-        self._job.thresholds.update(self.now.changes)
+        self._job.thresholds.update({path: value for path, value in values.items() if not isinstance(value, Relative)})
         return {"said": f"in force after {1000 * (time.monotonic() - began):.0f} ms"}
 
 

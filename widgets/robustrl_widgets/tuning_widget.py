@@ -45,13 +45,13 @@ class TuningLab(anywidget.AnyWidget):
         if hasattr(runs, "events") and hasattr(runs, "thresholds") and not isinstance(runs, Run):
             live: Any = runs
             job, name = live, "this job, until now"
-            sources = {name: lambda: [Run.of(list(live.events), live.name)]}
+            sources: dict[str, Any] = {name: lambda: ([Run.of(list(live.events), live.name)], None)}
         else:
             found = [Run.load(runs)] if isinstance(runs, str | Path) else [runs] if isinstance(runs, Run) else list(runs)
             if not found or not all(isinstance(run, Run) for run in found):
                 raise ConfigError("runs", runs, "must be a job, a run or several, or the path of one")
             name = "these runs" if len(found) > 1 else found[0].name
-            sources = {name: lambda: found}
+            sources = {name: lambda: (found, None)}
         super().__init__()
         _take_clicks_while_a_cell_runs(self.comm)
         self.tuner = Tuner({**sources, **bundled()}, self._show, job=job, right=Right.INSTRUCTOR, base=base, load=name)
