@@ -10,7 +10,6 @@ silence is there in full; in part 2 it repairs what it finds.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import random
 import tempfile
 import time
@@ -23,8 +22,7 @@ import robustrl
 from robustrl import faults as f
 from robustrl.core.thresholds import Thresholds
 from robustrl.job import Job
-from robustrl.replay.corpus import CONTENTS, FOLDER, Contents, Stretch
-from robustrl.replay.reading import write_gzip
+from robustrl.replay.corpus import CONTENTS, FOLDER, Contents, Stretch, write_log
 from robustrl.replay.run import Run
 
 _PATIENCE = 90.0
@@ -116,7 +114,7 @@ def _sharp(r: Recorder) -> None:
 
 
 def record(folder: Path, seed: int, part: int) -> None:
-    file = f"seed-{seed}.part-{part}.jsonl.gz"
+    file = f"seed-{seed}.part-{part}.jsonl.xz"
     with tempfile.TemporaryDirectory() as runs, robustrl.launch(
         name=f"corpus-{seed}-{part}", profile="class", seed=seed, task="arithmetic_tool", steps=100_000, prompts_per_step=4,
         samples_per_prompt=4, rollouts=2, agent_workers=2, evaluation_prompts=0, checkpoint_every=0, restarts=100, thresholds="paper",
@@ -129,18 +127,17 @@ def record(folder: Path, seed: int, part: int) -> None:
         finally:
             job.stop()
             log = Run.load(job.run_dir)
-            write_gzip(folder / file, log.entries)
+            write_log(folder / file, log.entries)
             recorder.add("whole", "the whole job", 0.0, log.seconds, f"{seed}.{part}")
-            update(folder, file, recorder.found)
+            update(folder, file, recorder.found, log.entries[-1].chain)
     print(file, (folder / file).stat().st_size, "bytes,", len(log.entries), "entries,", round(log.seconds), "s")
 
 
-def update(folder: Path, file: str, found: list[Stretch]) -> None:
+def update(folder: Path, file: str, found: list[Stretch], chain: str) -> None:
     path = folder / CONTENTS
     old = msgspec.json.decode(path.read_bytes(), type=Contents) if path.exists() else Contents(files={}, runs=[])
-    digest = hashlib.sha256((folder / file).read_bytes()).hexdigest()
     runs = sorted([*(run for run in old.runs if run.file != file), *found], key=lambda run: (run.seed, run.part, run.start))
-    new = Contents(files=dict(sorted({**old.files, file: digest}.items())), runs=runs)
+    new = Contents(files=dict(sorted({**old.files, file: chain}.items())), runs=runs)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(new), indent=1) + b"\n")
 
 

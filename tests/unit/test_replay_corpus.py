@@ -12,7 +12,7 @@ from robustrl.core import events as ev
 from robustrl.core.audit import audit
 from robustrl.core.thresholds import Thresholds
 from robustrl.errors import ConfigError
-from robustrl.replay.corpus import FOLDER, Corpus
+from robustrl.replay.corpus import FOLDER, Corpus, read_log, write_log
 
 RUNS = robustrl.corpus()
 KINDS = {"kill", "hang", "wedge", "slow", "exception", "clean_exit", "memory_exhaustion", "corrupt_weights", "slow_tool", "freeze",
@@ -60,8 +60,12 @@ def test_a_file_that_was_changed_is_refused_and_so_is_an_unknown_name(tmp_path: 
         (tmp_path / path.name).write_bytes(path.read_bytes())
     damaged = Corpus(tmp_path)
     file = damaged.contents.runs[0].file
-    (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:-1])
-    with pytest.raises(ConfigError, match="sha256"):
+    entries = read_log(tmp_path / file)
+    write_log(tmp_path / file, [*entries[:40], *entries[41:]])
+    with pytest.raises(ConfigError, match="chain"):
+        damaged[damaged.contents.runs[0].name]
+    (tmp_path / file).write_bytes((FOLDER / file).read_bytes()[:-9])
+    with pytest.raises(ConfigError, match="cannot be read"):
         damaged[damaged.contents.runs[0].name]
     with pytest.raises(ConfigError, match="trainer-hang-1"):
         RUNS["nobody"]
