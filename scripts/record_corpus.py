@@ -2,17 +2,22 @@
 
     python scripts/record_corpus.py --seed 1 --part 1           into robustrl/replay/recorded; four minutes at most
 
-Writes the whole log with its chain, and the table of contents anew: name, first and last second of each stretch. Victims that are any of a
-kind, and durations, are drawn by the seed. Part 1 is recorded under thresholds of minutes, so that the live job steps in nowhere and every
-silence is there in full; in part 2 it repairs what it finds.
+    python scripts/record_corpus.py --seed 0 --part 2 --log runs/NAME       takes the log of a finished job: a stretch around each fault
+
+Writes the whole log, and the table of contents anew: name, first and last second of each stretch. Victims that are any of a kind, and
+durations, are drawn by the seed. Part 1 is recorded under thresholds of minutes, so that the live job steps in nowhere and every silence is
+there in full; in part 2 it repairs what it finds. Paths of this machine in texts are cut to what follows the checkout or the environment,
+and the chain is made anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,12 +25,18 @@ import msgspec
 
 import robustrl
 from robustrl import faults as f
+from robustrl.core import events as ev
+from robustrl.core.roles import RoleId
 from robustrl.core.thresholds import Thresholds
 from robustrl.job import Job
-from robustrl.replay.corpus import CONTENTS, FOLDER, Contents, Stretch, write_log
+from robustrl.replay.corpus import CONTENTS, FOLDER, Contents, Stretch, read_log, write_log
 from robustrl.replay.run import Run
 
 _PATIENCE = 90.0
+_PATH = re.compile(r"/(?:work|tmp|root|home|opt|usr)/[^\s\"\\,:)]*?((?:site-packages|lib/python[\d.]+|robustrl)/[^\s\"\\,:)]*"
+                   r"|(?=[\s\"\\,:)]))")  # fmt: skip
+_BEFORE, _AFTER, _GAP = 4.0, 5.0, 0.3
+"""Seconds of calm around a fault, and between it and another one."""
 _CALM = 1.5
 """Seconds between two faults, beside an optimizer step."""
 
@@ -126,11 +137,41 @@ def record(folder: Path, seed: int, part: int) -> None:
             (patient if part == 1 else repaired)(recorder)
         finally:
             job.stop()
-            log = Run.load(job.run_dir)
-            write_log(folder / file, log.entries)
-            recorder.add("whole", "the whole job", 0.0, log.seconds, f"{seed}.{part}")
-            update(folder, file, recorder.found, log.entries[-1].chain)
+            keep(folder, file, seed, part, Run.load(job.run_dir), recorder.found)
+
+
+def keep(folder: Path, file: str, seed: int, part: int, log: Run, found: list[Stretch]) -> None:
+    whole = Stretch(name=f"whole-{seed}.{part}", about="the whole job", file=file, seed=seed, part=part, start=0.0, end=log.seconds)
+    write_log(folder / file, [without_paths(entry) for entry in log.entries])
+    update(folder, file, [whole, *found], read_log(folder / file)[-1].chain)
     print(file, (folder / file).stat().st_size, "bytes,", len(log.entries), "entries,", round(log.seconds), "s")
+
+
+def taken(folder: Path, seed: int, part: int, path: Path) -> None:
+    """The log of a finished job: a stretch around each of its faults, up to the next one, and the calm before the first."""
+    log, file = Run.load(path), f"seed-{seed}.part-{part}.jsonl.xz"
+    starts = [mark.start - log.begin for mark in log.truth]
+    found = [Stretch(name=f"healthy-{seed}", about="nothing happens", file=file, seed=seed, part=part,
+                     start=round(max(0.0, starts[0] - 20), 2), end=round(starts[0] - _GAP, 2))]  # fmt: skip
+    seen: Counter[tuple[str, str]] = Counter()
+    for place, mark in enumerate(log.truth):
+        start, over = starts[place], mark.end - log.begin
+        following = min([time for time in starts[place + 1:] if time > start + _GAP], default=log.seconds)
+        if mark.role == "supervisor" and mark.kind != "kill":
+            continue  # the judge does not judge itself
+        kind = str(RoleId.parse(mark.role).kind)
+        seen[kind, mark.kind] += 1
+        number = f"-{seen[kind, mark.kind]}" if seen[kind, mark.kind] > 1 else ""
+        before = max([end - log.begin for end in (each.end for each in log.truth[:place]) if end - log.begin < start], default=0.0)
+        name, about = f"{mark.kind}-{kind}{number}-{seed}".replace("_", "-"), f"{mark.kind} of {mark.role}, repaired"
+        found.append(Stretch(name=name, about=about, file=file, seed=seed, part=part, start=round(max(before + _GAP, start - _BEFORE), 2),
+                             end=round(min(following - _GAP, over + _AFTER), 2)))  # fmt: skip
+    keep(folder, file, seed, part, log, found)
+
+
+def without_paths(entry: ev.Entry) -> ev.Entry:
+    text = ev.encoder.encode(entry).decode()
+    return ev.entry_decoder.decode(_PATH.sub(lambda match: match[1] or match[0].rpartition("/")[2], text))
 
 
 def update(folder: Path, file: str, found: list[Stretch], chain: str) -> None:
@@ -145,10 +186,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--part", type=int, choices=(1, 2), required=True)
+    parser.add_argument("--log", type=Path, help="the directory of a finished run, instead of recording one")
     parser.add_argument("folder", type=Path, nargs="?", default=FOLDER)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    record(options.folder, options.seed, options.part)
+    if options.log:
+        taken(options.folder, options.seed, options.part, options.log)
+    else:
+        record(options.folder, options.seed, options.part)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 Recorded by scripts/record_corpus.py on a shared machine of two cores. A name ends with the seed of its job. Each stretch is an excerpt of
 a log that is here whole, so that it can be audited. Chain values follow from the entries, so the files do without them: they are computed
-anew, and the last one must be that of the recording. In part 1 of a job thresholds are minutes and no silence is repaired; in part 2 it
-repairs what it finds, at first ends, at last (thresholds of seconds) silences.
+anew, and the last one must be that of the recording. In part 1 of a job thresholds are minutes and no silence is repaired; in part 2
+the job repairs what it finds.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import msgspec
 
 from ..core import events as ev
 from ..core.thresholds import KEEP_ALIVE
-from .recording import aged
+from .recording import STALE, aged
 
 LEAD = 1.5 * KEEP_ALIVE
 """Seconds before the stretch in which all that is known of earlier times is put."""
@@ -27,13 +27,14 @@ def excerpt_entries(entries: Sequence[ev.Entry], low: float, high: float) -> lis
     early = [entry for entry in entries if entry.t < low]
     injected = {entry.event.fault for entry in inside if isinstance(entry.event, ev.FaultInjected)}
     plans = [entry for entry in early if isinstance(entry.event, ev.FaultPlanned) and entry.event.fault in injected]
-    known = sorted([*_known(early), *plans], key=lambda entry: entry.seq)
+    known = sorted([*_known(early, low - LEAD - STALE), *plans], key=lambda entry: entry.seq)
     moved = [_at(entry, low - LEAD) for entry in known]
     moved.sort(key=lambda entry: entry.t)  # stable
     return [msgspec.structs.replace(entry, seq=number, chain="") for number, entry in enumerate([*moved, *inside], 1)]
 
 
-def _known(early: Sequence[ev.Entry]) -> list[ev.Entry]:
+def _known(early: Sequence[ev.Entry], since: float) -> list[ev.Entry]:
+    """Samples from before ``since`` are left out: their node agent did not look, and what came after them is not known."""
     whole: dict[object, ev.Entry] = {}
     of_role: dict[str, dict[object, ev.Entry]] = {}
     for entry in early:
@@ -52,8 +53,8 @@ def _known(early: Sequence[ev.Entry]) -> list[ev.Entry]:
                 whole[ev.Paused] = entry
             case _ if isinstance(event, _LAST_OF_ALL):
                 whole[type(event)] = entry
-    living = [known for known in of_role.values() if not _over(known)]
-    return [*whole.values(), *(entry for known in living for entry in known.values())]
+    living = [entry for known in of_role.values() if not _over(known) for entry in known.values()]
+    return [*whole.values(), *(entry for entry in living if not isinstance(entry.event, ev.RoleSample) or entry.t >= since)]
 
 
 def _life(known: dict[object, ev.Entry]) -> int:

@@ -41,11 +41,11 @@ tuner's thread, when somebody wants them."""
 
 
 def bundled() -> Sources:
-    """The runs that come with the package: those in which no silence was repaired, by seed."""
+    """The runs that come with the package, by seed."""
     from robustrl.replay.corpus import corpus
 
     def source(seed: int) -> Callable[[], tuple[Sequence[Run], Thresholds | None]]:
-        return lambda: (corpus().of(seed=seed, part=1), Thresholds.lab())
+        return lambda: (corpus().of(seed=seed), Thresholds.lab())
 
     return {f"bundled runs, seed {seed}": source(seed) for seed in corpus().seeds}
 

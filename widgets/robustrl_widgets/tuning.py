@@ -25,7 +25,7 @@ SLIDERS = ("rollout.no_tokens", "rollout.heartbeat", "rollout.wedged", "trainer.
            "management.silent", "keeper.silent", "node.silent", "job.stall")  # fmt: skip
 _SPAN = 8.0
 """A slider goes from the eighth of its base to eight times as much."""
-_LEAST_OF = {"node.silent": 2.0}
+_LEAST, _LEAST_OF = LEAST + 0.01, {"node.silent": 2.0}
 _BINS = 400
 _SHOWN = 600
 """Verdicts of one setting on one run."""
@@ -45,7 +45,7 @@ class Slider:
     def of(cls, path: str, base: Thresholds) -> Slider:
         value = base.get(path)
         seconds = value.floor if isinstance(value, Relative) else float(value)
-        return cls(path, max(_LEAST_OF.get(path, LEAST), seconds / _SPAN), seconds * _SPAN, seconds)
+        return cls(path, max(_LEAST_OF.get(path, _LEAST), seconds / _SPAN), seconds * _SPAN, seconds)
 
 
 class Material:
