@@ -182,7 +182,7 @@ def test_the_kernels_half_of_a_slider_takes_less_than_three_times_its_share() ->
     material, channel, took = tuning.Material([long], LAB), Channel(), []
     still = tuning.still(material, 0)
     dice = random.Random(1)
-    for _ in range(12):
+    for _ in range(6):
         began = time.process_time()
         moved = {"trainer.no_compute": dice.uniform(0.5, 4.0), "rollout.no_tokens": dice.uniform(3.0, 9.0), "rollout.wedged": 9.0}
         trial = material.trial(moved)
