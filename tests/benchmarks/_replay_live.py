@@ -28,7 +28,7 @@ from tests.benchmarks._report import Row
 _PATIENCE = 120.0
 _VICTIMS = ("trainer-0", "rollout-0")
 _PHASES = {"trainer-0": "train", "rollout-0": "decode"}
-LONGEST = 10.0
+LONGEST = 8.0
 """Seconds of the recorded stops: no setting that is drawn takes longer."""
 
 

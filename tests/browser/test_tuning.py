@@ -21,6 +21,7 @@ job = robustrl.launch(name="tuned", profile="class", steps=100_000, thresholds="
 run = splice(robustrl.corpus().of(part=1), 40, seed=1)
 run = run.cut(0.0, min(600.0, run.seconds))
 job.wait(step=1, timeout=150)
+job.pause()  # two cores for the slider
 lab = TuningLab(run, job=job, base=Thresholds.lab())
 lab
 """,
@@ -36,7 +37,7 @@ _MOVES = """async ({ root, path, moves }) => {
   const shown = () => JSON.parse(view.dataset.values ?? "{}")[path];
   for (let i = 0; i < moves; i += 1) {
     const before = shown(), began = performance.now();
-    slider.value = String(500 + ((i * 37) % 60));
+    slider.value = String(560 + ((i * 37) % 60));
     slider.dispatchEvent(new Event("input", { bubbles: true }));
     while (shown() === before && performance.now() - began < 5000) await new Promise((done) => requestAnimationFrame(done));
     took.push(performance.now() - began);
