@@ -153,7 +153,7 @@ def taken(folder: Path, seed: int, part: int, path: Path) -> None:
     starts = [mark.start - log.begin for mark in log.truth]
     steps = [entry.t - log.begin for entry in log.entries if isinstance(entry.event, ev.OptimizerStepCommitted)]
     found = [Stretch(name=f"healthy-{seed}", about="nothing happens", file=file, seed=seed, part=part,
-                     start=round(max(starts[0] - 20, steps[1]), 2), end=round(starts[0] - _GAP, 2))]  # fmt: skip
+                     start=round(max(starts[0] - 20, steps[0]), 2), end=round(starts[0] - _GAP, 2))]  # fmt: skip
     seen: Counter[tuple[str, str]] = Counter()
     for place, mark in enumerate(log.truth):
         start, over = starts[place], mark.end - log.begin
