@@ -113,7 +113,8 @@ def read_log(path: Path) -> list[ev.Entry]:
         bare = [ev.entry_decoder.decode(line) for line in lines]
     except (OSError, lzma.LZMAError, msgspec.DecodeError) as error:
         raise ConfigError("corpus", path.name, f"cannot be read: {error}") from error
-    entries, chain = [], ev.GENESIS
+    entries: list[ev.Entry] = []
+    chain = ev.GENESIS
     for entry in bare:
         sealed, _ = ev.seal(entry, chain)
         entries.append(sealed)
