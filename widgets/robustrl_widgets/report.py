@@ -45,9 +45,8 @@ def save_html(run: Job | str | Path, path: str | Path, number: int | None = None
     """Write recovery ``number`` (None: the last one) of a job or a recorded run to ``path``. Returns it. Raises ConfigError, OSError."""
     from .sources import load_entries
 
-    recorded = isinstance(run, str | Path)
-    entries = load_entries(run) if recorded else run.events
-    ghost = find(RunState.of(entries[:1]).config, folder_of(run if recorded else run.run_dir))
+    entries, place = (load_entries(run), run) if isinstance(run, str | Path) else (run.events, run.run_dir)
+    ghost = find(RunState.of(entries[:1]).config, folder_of(place))
     target = Path(path).expanduser()
     target.write_text(html_of(entries, number, ghost), encoding="utf-8")
     return target
