@@ -46,6 +46,17 @@ def test_a_hundred_boards_opened_and_closed_leave_nothing_behind():
     assert sum(ref() is not None for ref in kept) == 0
 
 
+def test_a_closed_view_is_collected_without_waiting_for_anybody():
+    """The collector runs wherever it likes: also in a thread that whoever holds the lock is waiting for."""
+    board = notebook.RoleBoard(_job())
+    board.close()
+    again = threading.Thread(target=board.__del__, daemon=True)
+    with board.feed.lock:
+        again.start()
+        again.join(5.0)
+    assert not again.is_alive()
+
+
 @pytest.mark.parametrize("name", ["RoleBoard", "Timeline", "FaultPanel", "ThresholdPanel", "Metrics", "Trajectories", "RecoveryReport"])
 def test_a_view_has_its_whole_picture_from_its_first_moment(name):
     view = getattr(notebook, name)(_job())

@@ -39,10 +39,13 @@ Sink = Callable[[str, Channel], None]
 class Subscription:
     def __init__(self, feed: Feed, view: str, sink: Sink) -> None:
         self.view, self.sink = view, sink
-        self._feed = feed
+        self._feed: Feed | None = feed
 
     def close(self) -> None:
-        self._feed._unsubscribe(self)
+        """Once; a second time takes no lock, as whatever collects garbage may be the one who calls, in the middle of anything."""
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed._unsubscribe(self)
 
 
 class Feed:
@@ -75,18 +78,22 @@ class Feed:
                 self._draw(view)
             self._subscriptions.append(subscription)
             sink("full", self._channels[view][0])
+            needed = None
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="robustrl-views", daemon=True)
-                self._thread.start()
+                needed = self._thread = threading.Thread(target=self._run, name="robustrl-views", daemon=True)
+        if needed is not None:  # outside the lock: whoever starts a thread waits for its first steps
+            needed.start()
         return subscription
 
     def later(self, task: Callable[[], None]) -> None:
         """Runs ``task`` on the thread for commands. Raises queue.Full if too many wait already."""
         self._tasks.put_nowait(task)
+        needed = None
         with self.lock:
             if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name="robustrl-view-commands", daemon=True)
-                self._worker.start()
+                needed = self._worker = threading.Thread(target=self._work, name="robustrl-view-commands", daemon=True)
+        if needed is not None:
+            needed.start()
 
     def still(self) -> tuple[Scene, float]:
         """The scene with all that came so far, and what time it is in it. Hold the lock while you look at it."""
