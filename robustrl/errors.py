@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def plain(text: str) -> str:
+    """Without the escape sequences with which Ray and others colour what they print."""
+    return _COLOURS.sub("", text)
+
 
 class RobustRLError(Exception):
     """Base of every error raised by this package."""

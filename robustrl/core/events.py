@@ -102,6 +102,10 @@ class RoleSample(_Event, tag="role_sample"):
     """State letter of the process in /proc, e.g. R, S, T."""
 
 
+_SIGNS_OF_AN_END = ("pidfd", "its address space is gone", "memory")
+"""Causes that say how an end was noticed and no more; ``memory`` in logs of earlier versions."""
+
+
 class ProcessExited(_Event, tag="process_exited", omit_defaults=True):
     """``omit_defaults``: the chain of a log that was written before ``progress`` was added stays whole."""
 
@@ -113,6 +117,11 @@ class ProcessExited(_Event, tag="process_exited", omit_defaults=True):
     last_lines: list[str]
     progress: int = -1
     """What its status page says in the end (see RoleSample); -1: not known."""
+
+    @property
+    def in_words(self) -> str:
+        """For people, to whom it is the same which sign of the end was seen first."""
+        return "its process ended" if self.cause in _SIGNS_OF_AN_END else f"its process ended ({self.cause})"
 
 
 class ErrorRaised(_Event, tag="error_raised"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from . import events as ev
-from .recovery import COLD, FULL, ISOLATED, OBSERVE, WARM, Candidate, Failure, choose_standby, why_all, why_not_restart
+from .recovery import COLD, FATAL_ERRORS, FULL, ISOLATED, OBSERVE, WARM, Candidate, Failure, choose_standby, why_all, why_not_restart
 from .roles import TRANSITIONS, RoleId, RoleKind, RoleState, first_state
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
@@ -139,9 +139,9 @@ class Lifecycle:
                     facts.state = RoleState(new)
                     if facts.state is RoleState.HEALTHY:
                         self._healthy[role].add(incarnation)
-            case ev.ProcessExited(role=role, incarnation=incarnation, cause=cause, last_lines=lines):
+            case ev.ProcessExited(role=role, incarnation=incarnation, last_lines=lines) as event:
                 if facts := self._current(role, incarnation):
-                    facts.exited, facts.cause, facts.last_lines = True, facts.cause or cause, lines
+                    facts.exited, facts.cause, facts.last_lines = True, facts.cause or event.in_words, lines
             case ev.RestartDecided(role=role, incarnation=incarnation) as event:
                 if facts := self._current(role, incarnation):
                     self._decided(facts, event)
@@ -305,6 +305,10 @@ _REASONS = {
 
 
 def _death(role: str, facts: _Facts) -> str:
+    """Its first line is for people. An error in what the job was given is told as it is: the role that met it, or only passed it on, is
+    not at fault, and its log has the rest."""
+    if facts.error in FATAL_ERRORS:
+        return f"{facts.cause.removeprefix(f'{facts.error}: ')}\n{facts.error}, met by {role} (pid {facts.pid}, {facts.node})"
     phase = f" in phase {facts.phase}" if facts.phase else " while starting"
     lines = "".join(f"\n  | {line}" for line in facts.last_lines)
     return f"{role} (pid {facts.pid}, {facts.node}) died{phase}: {facts.cause}{lines}"

@@ -207,8 +207,8 @@ class Recoveries:
                 self._change(t, role, incarnation, new, entry.event.reason)
             case ev.ErrorRaised(role=role, incarnation=incarnation, error=error, text=text):
                 self._fail(t, role, incarnation, f"{error}: {text}")
-            case ev.ProcessExited(role=role, incarnation=incarnation, cause=cause):
-                self._fail(t, role, incarnation, f"its process ended ({cause})")
+            case ev.ProcessExited(role=role, incarnation=incarnation) as event:
+                self._fail(t, role, incarnation, event.in_words)
             case ev.NodeLost(node=node, reason=reason):
                 for role, life in list(self._lives.items()):
                     if life.node == node:

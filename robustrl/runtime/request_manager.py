@@ -296,7 +296,8 @@ class RequestManager(Role):
         ]
         if not ids:
             raise JobFailed(
-                f"batch {batch}: every trajectory was dropped ({dict(self._ledger.dropped_by_reason)}); there is nothing to train on"
+                f"batch {batch}: every trajectory was dropped, so there is nothing to train on; dropped so far: "
+                + "; ".join(f"{count} ({reason})" for reason, count in self._ledger.dropped_by_reason.items())
             )
         return ids
 

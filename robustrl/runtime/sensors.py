@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ..core.events import ProcessExited, RoleSample
 from ..core.sampling import Sampler
+from ..errors import plain
 from .processes import ProcessId, cpu_seconds, has_let_go, open_memory, open_pidfd, process_state, read_start_ticks
 from .status_page import Status, StatusReader
 
@@ -102,7 +103,7 @@ class Sensors:
                 for fd in [fd for fd, _ in ended if fd in self._watched]:
                     self._report_exit(fd, "pidfd")
                 for fd in [fd for fd, watched in self._watched.items() if has_let_go(watched.memory)]:
-                    self._report_exit(fd, "memory")
+                    self._report_exit(fd, "its address space is gone")
                 now = time.monotonic()
                 if now >= due:
                     due = max(due + self.period, now)
@@ -174,4 +175,4 @@ def _last_lines(path: str) -> list[str]:
         return []
     with open(path, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
-        return file.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
+        return plain(file.read().decode(errors="replace")).splitlines()[-_LAST_LINES:]

@@ -116,7 +116,7 @@ def test_a_tool_is_waited_for_and_what_a_reward_cannot_rate_is_dropped_and_count
 
 def test_a_reward_that_raises_ends_the_job_with_its_name_and_the_sample(launch: Launch) -> None:
     job = launch(reward=fussy_reward, evaluation_prompts=0, prompts_per_step=2, **_SMALL)
-    with pytest.raises(JobFailed, match=r"RewardError: reward function \S*fussy_reward: raised ValueError: an odd answer; sample \d of 8"):
+    with pytest.raises(JobFailed, match=r"failed: reward function \S*fussy_reward: raised ValueError: an odd answer; sample \d of 8"):
         job.wait(timeout=200)
     assert_clean(job.run)
     assert audit(read_log(job.run_dir / "events.jsonl")) == []

@@ -134,7 +134,18 @@ def test_an_error_that_a_role_reports_before_it_exits_is_the_reason_of_the_end()
     log.start("rollout_manager")
     assert log.add(ev.ErrorRaised(role="rollout_manager", incarnation=1, error="RewardError", text="reward function f raised")) == []
     *_, end = log.add(ev.ProcessExited(role="rollout_manager", incarnation=1, pid=7, cause="pidfd", last_lines=[]))
-    assert end.status == "failed" and "RewardError: reward function f raised" in end.reason
+    assert end.status == "failed"
+    first, second, *_ = end.reason.splitlines()
+    assert (first, second) == ("reward function f raised", "RewardError, met by rollout_manager (pid 7, node-0)")  # who is not at fault
+
+
+@pytest.mark.parametrize("cause", ["pidfd", "memory", "its address space is gone"])
+def test_how_an_end_was_noticed_is_not_what_people_read(cause: str) -> None:
+    log = Log(restarts=0)
+    log.start("agent_worker-0")
+    changed, end = log.add(ev.ProcessExited(role="agent_worker-0", incarnation=1, pid=7, cause=cause, last_lines=[]))
+    assert changed.reason == "its process ended"
+    assert end.reason.startswith("agent_worker-0 (pid 7, node-0) died while starting: its process ended\n")
 
 
 def killed(role: str, incarnation: int = 1) -> ev.ProcessExited:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from robustrl.errors import RobustRLError, WaitTimeout
 from robustrl.runtime import node_agent
 from robustrl.runtime.node_agent import NodeAgent
 from robustrl.runtime.processes import ProcessId, read_start_ticks
+from robustrl.runtime.sensors import _last_lines
 
 
 @pytest.fixture
@@ -68,3 +70,8 @@ def test_a_kill_needs_no_evidence_but_a_death(victim: subprocess.Popen[bytes], m
     monkeypatch.setattr(node_agent, "wait_exit", lambda process, timeout: time.sleep(timeout))
     with pytest.raises(WaitTimeout, match="not dead 0.2 s after SIGKILL"):
         asyncio.run(agent(subprocess.Popen(["true"])).kill("rollout-0", 1))
+
+
+def test_the_last_lines_of_a_log_have_no_colours(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("\x1b[36mray::Role.invoke()\x1b[39m (pid=7)\nlast\n")
+    assert _last_lines(str(tmp_path / "log")) == ["ray::Role.invoke() (pid=7)", "last"]
