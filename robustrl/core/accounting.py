@@ -85,8 +85,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         if self.ettr_strict is None or self.ettr_paper is None:
             return "<no training yet, so no ettr>"
         parts = [
-            f"ettr_strict {self.ettr_strict:.3f}, ettr_paper {self.ettr_paper:.3f} over {self.span:.1f} s, of which {self.lost:.1f} s were "
-            f"without trainer progress owing to faults and {self.redone:.1f} s of work were done again",
+            f"ettr_strict {self.ettr_strict:.3f}, ettr_paper {self.ettr_paper:.3f} over {self.span:.1f} s, of which {self.lost:.1f} s are "
+            f"gaps in the trainer's progress that hold or meet a fault's outage, each counted whole; {self.redone:.1f} s of work were done "
+            "again",
             f"{self.faults} faults injected, {self.recovered} of {self.recoveries} recoveries complete",
         ]
         if self.mttr:

@@ -251,6 +251,7 @@ def test_a_run_that_never_came_back() -> None:
     story.ends(111.0, "failed")
     found = account(story.entries)
     assert (found.span, found.lost, found.redone, found.recovered) == (10.0, 6.0, 2.0, 0)
+    assert "of which 6.0 s are gaps in the trainer's progress that hold or meet a fault's outage, each counted whole; 2.0 s" in repr(found)
 
 
 def test_spread_takes_the_nearest_rank() -> None:

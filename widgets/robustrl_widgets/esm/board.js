@@ -228,7 +228,7 @@ function render({ model, el }) {
     const tabs = ["history", "logs", "stack"].map((key) => h("button", { role: "tab", "aria-selected": String(tab === key), onclick: () => { tab = key; open_detail(); } }, key));
     drawer.replaceChildren(h("div", { class: "detail" },
       h("div", { class: "bar", role: "tablist" }, h("h3", {}, name), tabs, h("button", { "aria-label": "close", onclick: () => select(name) }, "\u00d7")),
-      h("p", { class: "mut" }, shown.roles[name]?.what ?? ""),
+      h("p", { class: "mut" }, `${shown.roles[name]?.what ?? ""} (process ${shown.roles[name]?.pid ?? "?"})`),
       acts(name, said), said, body));
     if (answer.error) { said.className = "answer wrong"; set_text(said, answer.error); return; }
     if (tab === "history") body.replaceChildren(history(detail));
