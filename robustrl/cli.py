@@ -48,16 +48,16 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--json", action="store_true", help="print nothing but the JSON line")
     demo.add_argument("--witness", action="store_true", help="let a process outside the job keep a log of its own (see audit --witness)")
     run = add("run", _run, "Run the job that a TOML or JSON file describes, with the names of JobConfig.")
-    run.add_argument("config", type=Path, metavar="CONFIG")
+    run.add_argument("config", type=_path, metavar="CONFIG")
     run.add_argument("--json", action="store_true", help="print nothing but the JSON line")
     settings = add("settings", _settings, "Print all settings of a job with their defaults, as a config file for run.")
     settings.add_argument("--profile", choices=("lab", "class"), default="lab")
     audit = add("audit", _audit, "Check a run's log by itself; names the first violated rule.")
-    audit.add_argument("run", type=Path, metavar="RUN", help="run directory, e.g. runs/latest, or its events.jsonl")
+    audit.add_argument("run", type=_path, metavar="RUN", help="run directory, e.g. runs/latest, or its events.jsonl")
     audit.add_argument("--witness", action="store_true", help="hold the log of the run's witness against it, too")
     export = add("export", _export, "Write a run's timeline as a trace for ui.perfetto.dev.")
-    export.add_argument("run", type=Path, metavar="RUN", help="run directory, or its events.jsonl")
-    export.add_argument("--perfetto", type=Path, required=True, metavar="FILE")
+    export.add_argument("run", type=_path, metavar="RUN", help="run directory, or its events.jsonl")
+    export.add_argument("--perfetto", type=_path, required=True, metavar="FILE")
     add("ps", _ps, "List your live jobs on this machine.")
     stop = add("stop", _stop, "End a live job, or all of them.")
     which = stop.add_mutually_exclusive_group(required=True)
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor = add("doctor", _doctor, "Say what this machine has for a job, and what to do about what is missing.")
     doctor.add_argument("--json", action="store_true")
     dashboard = add("dashboard", _dashboard, "Show a running job, or play a finished one, as a page in the browser.")
-    dashboard.add_argument("run", nargs="?", type=Path, metavar="RUN", help="a finished run to play: its directory or its events.jsonl")
+    dashboard.add_argument("run", nargs="?", type=_path, metavar="RUN", help="a finished run to play: its directory or its events.jsonl")
     dashboard.add_argument("--job", metavar="NAME", help="a live job (default: the only one there is)")
     dashboard.add_argument("--demo", action="store_true", help="play the recorded run that comes with the package")
     dashboard.add_argument("--speed", type=float, default=1.0, help="of the playback (default: 1)")
@@ -82,6 +82,13 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("name", metavar="NAME")
     bench.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="options of the benchmark, e.g. --json")
     return parser
+
+
+def _path(text: str) -> Path:
+    """An empty one would be the working directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be the name of a file or folder, and is empty")
+    return Path(text)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import msgspec
 
 from .core.events import RecoverySettings
-from .errors import ConfigError
+from .errors import ConfigError, WaitTimeout, plain
 
 
 class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -171,6 +171,8 @@ _AT_MOST: dict[str, float] = {
     **{f"deadlines.{field}": 10**7 for field in Deadlines.__struct_fields__},
 }
 """Beyond these a number is a slip, and would only fail later in a library that cannot hold it."""
+_PYTHON = {"object": "settings by name", "array": "a list", "null": "None"}
+"""Python's word for JSON's."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
@@ -195,6 +197,8 @@ def load_config(path: str | Path) -> JobConfig:
         settings = readers[path.suffix](path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError("config file", str(path), f"cannot be read: {error}") from None
+    except RecursionError:
+        raise ConfigError("config file", str(path), "cannot be read: it is nested too deeply") from None
     if not isinstance(settings, dict):
         raise ConfigError("config file", str(path), f"must hold settings by name, not a {type(settings).__name__}")
     return make_config(settings)
@@ -223,8 +227,7 @@ def check(config: JobConfig) -> None:
     if (total := config.prompts_per_step * config.samples_per_prompt) % config.trainer_ranks:
         raise ConfigError("trainer_ranks", config.trainer_ranks, f"must divide the {total} trajectories of a step (prompts_per_step x "
                           f"samples_per_prompt = {config.prompts_per_step} x {config.samples_per_prompt})")
-    if config.reward is not None and not config.reward.endswith(".pkl") and not re.fullmatch(r"[\w.]+:\w+", config.reward):
-        raise ConfigError("reward", config.reward, "must be module:function, or a function given to robustrl.launch")
+    _check_reward(config.reward)
     check_room(config)
     _check_model(config.model)
     from .rl.tasks import check_task
@@ -271,6 +274,31 @@ def _check_model(model: str) -> None:
         raise ConfigError("model", model, f"there is no such folder; {allowed}")
 
 
+def _check_reward(reward: str | None) -> None:
+    if reward is None or re.fullmatch(r"[\w.]+:\w+", reward):
+        return
+    if not reward.endswith(".pkl"):
+        raise ConfigError("reward", reward, "must be module:function, or a function given to robustrl.launch")
+    if not home(Path(reward), "reward").is_file():
+        raise ConfigError("reward", reward, "there is no such file; must be module:function, or a function given to robustrl.launch")
+
+
+def is_on_hub(model: str) -> bool:
+    """Whether it may have to be fetched before it can be read."""
+    return model != "tiny" and not home(Path(model), "model").is_dir()
+
+
+def in_words(error: BaseException, config: JobConfig) -> str:
+    """The error's text for people. Where a wait ended too soon, its first line names the deadlines that are shorter than by default."""
+    first, *more = plain(str(error)).splitlines() or [""]
+    usual = Deadlines()
+    short = [f"deadlines.{field} = {value:g}" for field in Deadlines.__struct_fields__
+             if (value := getattr(config.deadlines, field)) < getattr(usual, field)]
+    if short and (isinstance(error, WaitTimeout) or isinstance(error.__cause__, WaitTimeout)):
+        first += f" (shorter than by default: {', '.join(short)})"
+    return "\n".join((first, *more))
+
+
 def _plain(name: str, value: Any) -> Any:
     try:
         return msgspec.to_builtins(value, str_keys=True, enc_hook=lambda item: os.fspath(item))
@@ -298,15 +326,17 @@ def _check_names(kind: type[msgspec.Struct], settings: Mapping[str, Any], prefix
     hints = get_type_hints(kind)
     for name, value in settings.items():
         if name not in kind.__struct_fields__:
-            raise ConfigError(f"{prefix}{name}", value, f"there is no such setting{_nearest(name)}")
+            raise ConfigError(f"{prefix}{name}", value, f"there is no such setting{_nearest(kind, name, prefix)}")
         if isinstance(value, Mapping) and isinstance(hints[name], type) and issubclass(hints[name], msgspec.Struct):
             _check_names(hints[name], value, f"{prefix}{name}.")
 
 
-def _nearest(name: str) -> str:
+def _nearest(kind: type[msgspec.Struct], name: str, prefix: str) -> str:
+    """What may have been meant, at this level or another; else what there is at this level."""
     known = {field.rpartition(".")[2]: field for field in reversed(list(_fields(JobConfig)))}
+    known |= {field: prefix + field for field in kind.__struct_fields__}
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {known[close[0]]}?" if close else f"; there are: {', '.join(JobConfig.__struct_fields__)}"
+    return f"; did you mean {known[close[0]]}?" if close else f"; there are: {', '.join(kind.__struct_fields__)}"
 
 
 def _wrong_type(error: msgspec.ValidationError, settings: Any) -> ConfigError:
@@ -321,7 +351,10 @@ def _wrong_type(error: msgspec.ValidationError, settings: Any) -> ConfigError:
     if text.startswith("Expected `object`"):
         return ConfigError(field, settings, f"must be settings by name, {_example(kind, field, settings)}")
     choices = _choices(kind)
-    return ConfigError(field, settings, f"must be one of {', '.join(choices)}" if choices else text[0].lower() + text[1:].replace("`", ""))
+    if choices:
+        return ConfigError(field, settings, f"must be one of {', '.join(choices)}")
+    text = re.sub("|".join(_PYTHON), lambda word: _PYTHON[word[0]], text.replace("`", ""))
+    return ConfigError(field, settings, text[0].lower() + text[1:])
 
 
 def _choices(kind: Any) -> list[str]:

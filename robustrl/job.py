@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -85,7 +86,7 @@ class Job:
     @property
     def reason(self) -> str:
         """Why it ended; empty before."""
-        return str(self._lost) if self._lost else self._state.reason if self.over else ""
+        return str(self._lost).removeprefix(f"job {self.name!r} failed: ") if self._lost else self._state.reason if self.over else ""
 
     @property
     def over(self) -> bool:
@@ -190,14 +191,18 @@ class Job:
         self._call("resume", timeout)
 
     def save_pretrained(self, path: str | Path, timeout: float | None = None) -> Path:
-        """Write model and tokenizer of the newest version as transformers reads them, also after the end of the job. Returns the folder.
+        """Write model and tokenizer of the newest version as transformers reads them. Returns the folder. A job that is done keeps its
+        model; of one that was stopped, or failed, it is gone: save it before ``stop``.
 
-        Raises ConfigError, before anything is done, for a path where no folder can be written; JobFailed, WaitTimeout, HostGone. On an
-        existing cluster a job that runs writes on the trainer's machine.
+        Raises ConfigError, before anything is done, for a path where no folder can be written; JobFailed, WaitTimeout, HostGone, also for
+        a job that was stopped. On an existing cluster a job that runs writes on the trainer's machine.
         """
         here = self.over or self.config.address is None
         target = folder_to_write(path) if here else home(Path(path), "path").absolute()
         if not self._copied_model(target):
+            if self.status == "stopped":
+                raise HostGone(f"job {self.name!r} was stopped ({self.reason}), and only a job that is done keeps its model: save it "
+                               f"before job.stop(), or go on with robustrl.launch(resume={str(self.run_dir)!r})")
             self._call("save_pretrained", timeout, path=str(target))
         return target
 
@@ -288,7 +293,9 @@ class Job:
     def __repr__(self) -> str:
         reason = f" ({self.reason.splitlines()[0]})" if self.reason else ""
         progress = f"step {self.step}/{self.config.steps}, {len(self._state.roles)} roles"
-        return f"<Job {self.name!r} {self.status}{reason}, {progress}, {self.run_dir}>"
+        notes = self._state.warnings if self.status == "starting" and not self._state.roles else []
+        note = f" ({notes[-1][1]})" if notes else ""
+        return f"<Job {self.name!r} {self.status}{reason}, {progress}{note}, {self.run_dir}>"
 
     def __enter__(self) -> Self:
         return self
@@ -310,7 +317,7 @@ class Job:
         return min(longest, threading.TIMEOUT_MAX)
 
     def _reached(self, step: int | None) -> bool:
-        if step is not None and (not isinstance(step, int) or step < 0):
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
             raise ConfigError("step", step, "must be a number of optimizer steps, from 0 on")
         return self.over or (step is not None and self.step >= step)
 
@@ -474,6 +481,6 @@ def _user() -> str:
 
 def _seconds(timeout: float) -> float:
     """Raises ConfigError for what is no length of time; a NaN would wait for ever, and busily."""
-    if not timeout >= 0:
+    if isinstance(timeout, bool) or not isinstance(timeout, Real) or not timeout >= 0:
         raise ConfigError("timeout", timeout, "must be seconds, 0 or more")
-    return min(timeout, threading.TIMEOUT_MAX)
+    return min(float(timeout), threading.TIMEOUT_MAX)

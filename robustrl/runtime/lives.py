@@ -132,7 +132,8 @@ class Lives:
         handle = self._host.cluster.create_actor(spec, self._node_of(role), name)  # type: ignore[union-attr]
         self._enter(spec, handle, name)
         try:
-            return spec, await within(self._host.config.deadlines.role_start, f"the process of {role}", handle.identity.remote())
+            deadline = self._host.config.deadlines.role_start
+            return spec, await within(deadline, f"the process of {role} (deadlines.role_start)", handle.identity.remote())
         except asyncio.CancelledError:
             _end_unborn(handle)
             raise

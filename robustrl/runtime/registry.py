@@ -208,4 +208,4 @@ def private_folder(path: Path) -> None:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise RobustRLError(f"{path} must be a folder of user {os.getuid()} with mode 0700; it is owned by {found.st_uid}, "
-                            f"mode {stat.filemode(found.st_mode)}: remove it, or set {TMP_VARIABLE} to a private folder")
+                            f"mode {stat.filemode(found.st_mode)}: choose another, {TMP_VARIABLE} names it")

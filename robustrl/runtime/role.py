@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import sys
 import time
 from collections.abc import Awaitable
@@ -18,10 +17,10 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ..config import JobConfig
+from ..config import JobConfig, in_words
 from ..core import events as ev
 from ..core.roles import Phase, RoleId, RoleKind
-from ..errors import PeerDied, RobustRLError, WaitTimeout
+from ..errors import PeerDied, RobustRLError, WaitTimeout, plain
 from ..faults.disturbance import Disturbance
 from ..faults.orders import Order
 from .emitter import Emitter
@@ -36,7 +35,6 @@ UCX_ROOM = 16 << 20
 """Bytes of the shared-memory mount that a process with UCX is sure to get along with; 4 MB each were measured."""
 _PHASE_LOOK = 0.005
 """Seconds between two looks for the phase in which a fault is to strike."""
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LAST_WORDS = 2.0
 _REST = {RoleKind.TRAINER: Phase.WAITING_BATCH, RoleKind.ROLLOUT: Phase.WAITING_REQUEST, RoleKind.STANDBY: Phase.WARMING}
 
@@ -300,7 +298,8 @@ class Role:
     def die(self, error: BaseException) -> None:
         """Say why, in the event log and as the last lines of the role's own log, and exit."""
         self.log.error("%s cannot go on", self.spec.role, exc_info=error)
-        self.emit(ev.ErrorRaised(role=self.spec.role, incarnation=self.spec.incarnation, error=type(error).__name__, text=str(error)))
+        text = in_words(error, self.config)
+        self.emit(ev.ErrorRaised(role=self.spec.role, incarnation=self.spec.incarnation, error=type(error).__name__, text=text))
         try:
             self.emitter.flush(timeout=_LAST_WORDS)
         except WaitTimeout as late:
@@ -326,7 +325,7 @@ def _as_raised(error: Any, where: str) -> BaseException:
     """The error that a remote method raised, for Ray's own text of it is a traceback in colours; that of a foreign one is logged here."""
     cause: BaseException = error.cause
     if not isinstance(cause, RobustRLError):
-        logging.getLogger("peer").warning("%s raised:\n%s", where, _COLOURS.sub("", str(error)))
+        logging.getLogger("peer").warning("%s raised:\n%s", where, plain(str(error)))
         cause.add_note(f"raised by {where}")
     return cause
 

@@ -85,6 +85,13 @@ def test_run_takes_a_file_and_names_an_unknown_key(monkeypatch, capsys, tmp_path
     assert capsys.readouterr().err == "robustrl: stebs = 2: there is no such setting; did you mean steps?\n"
 
 
+@pytest.mark.parametrize("command", ["run", "audit", "dashboard"])
+def test_an_empty_name_is_not_the_working_directory(command, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([command, ""])
+    assert "must be the name of a file or folder, and is empty" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("profile", ["lab", "class"])
 def test_settings_are_a_config_file_with_every_default(profile, capsys, tmp_path):
     assert cli.main(["settings", "--profile", profile]) == 0

@@ -17,10 +17,11 @@ from robustrl.config import (
     JobConfig,
     check,
     check_room,
+    in_words,
     load_config,
     make_config,
 )
-from robustrl.errors import ConfigError
+from robustrl.errors import ConfigError, PeerDied, RobustRLError, WaitTimeout
 from robustrl.requirements import check_machine, memory_needed, settle_standbys
 from robustrl.runtime import namespaces
 
@@ -79,7 +80,7 @@ def test_the_defaults_are_accepted():
     ({"profile": "home"}, "profile = 'home': must be one of lab, class"),
     ({"steps": "many"}, "steps = 'many': expected int, got str"),
     ({"steps": 2.5}, "steps = 2.5: expected int, got float"),
-    ({"grpo": {"micro_batch": None}}, "grpo.micro_batch = None: expected int, got null"),
+    ({"grpo": {"micro_batch": None}}, "grpo.micro_batch = None: expected int, got None"),
     ({"grpo": GRPOConfig(micro_batch="x")}, "grpo.micro_batch = 'x': expected int, got str"),  # type: ignore[arg-type]
     ({"learning_rate": 1e-3}, "learning_rate = 0.001: there is no such setting; did you mean grpo.learning_rate?"),
     ({"stepz": 3}, "stepz = 3: there is no such setting; did you mean steps?"),
@@ -89,8 +90,35 @@ def test_what_is_not_allowed_is_named_with_its_value(settings, text):
     assert refused(**settings) == text
 
 
-def test_a_far_off_name_gets_the_list():
+def test_a_far_off_name_gets_the_list_of_its_level():
     assert refused(qqqqqq=1).startswith("qqqqqq = 1: there is no such setting; there are: name, task, ")
+    assert refused(grpo={"lr": 1}).startswith("grpo.lr = 1: there is no such setting; there are: learning_rate, warmup_steps, ")
+    assert refused(deadlines={1: 2}).startswith("deadlines.1 = 2: there is no such setting; there are: cluster_start, ")
+
+
+def test_what_is_of_another_type_is_told_in_pythons_words():
+    assert refused(sampling={"max_tokens": {}}) == "sampling.max_tokens = {}: expected int | None, got settings by name"
+    assert refused(name=["a"]) == "name = ['a']: expected str, got a list"
+
+
+def test_a_pickled_reward_must_be_there(tmp_path):
+    path = str(tmp_path / "x.pkl")
+    assert refused(reward=path).startswith(f"reward = {path!r}: there is no such file; must be module:function")
+    Path(path).touch()
+    check(make_config({"reward": path}))
+
+
+def test_a_wait_that_ended_too_soon_names_the_deadlines_that_are_shorter_than_usual():
+    late, hasty = WaitTimeout("node-0 did not come up\n--- its log"), make_config({"deadlines": {"call": 1e-6, "pull": 90}})
+    assert in_words(late, JobConfig()) == str(late)
+    assert in_words(late, hasty) == "node-0 did not come up (shorter than by default: deadlines.call = 1e-06)\n--- its log"
+    died = PeerDied("rollout-0 died")
+    assert in_words(died, hasty) == "rollout-0 died"
+    died.__cause__, late.__cause__ = late, TimeoutError()
+    assert in_words(died, hasty) == "rollout-0 died (shorter than by default: deadlines.call = 1e-06)"
+    assert "deadlines.call" in in_words(late, hasty)
+    assert in_words(ConfigError("steps", 0, "is wrong"), hasty) == "steps = 0: is wrong"
+    assert in_words(RobustRLError("\x1b[36mray\x1b[39m::x"), hasty) == "ray::x"
 
 
 def test_every_deadline_must_be_positive():
@@ -135,6 +163,12 @@ def test_files(tmp_path):
     broken.write_text("{")
     with pytest.raises(ConfigError, match=r"config file = '.*job.json': cannot be read: "):
         load_config(broken)
+    broken.write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"config file = '.*job.json': cannot be read: it is nested too deeply"):
+        load_config(broken)
+    toml.write_text("a = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match=r"config file = '.*job.toml': cannot be read: "):
+        load_config(toml)
     broken.write_text("[1]")
     with pytest.raises(ConfigError, match="must hold settings by name, not a list"):
         load_config(broken)
@@ -151,8 +185,9 @@ def short_of_memory(**settings: object) -> str:
 
 
 def test_too_little_memory_is_stated_with_need_and_bound():
-    text = (r"memory = '1.0 GiB': about \d.\d GiB are needed for 4 nodes with object_store_mb = 128, 2 vllm rollouts and 1 trainer ranks "
-            r"\(bound: control group /x, limit 1.00 GiB\); fewer rollouts, fewer nodes, engine='torch' or profile='class' would need less")
+    text = (r"memory = '1.0 GiB': about \d.\d GiB are needed for 4 nodes with object_store_mb = 128, 2 vllm rollouts, 1 trainer ranks and "
+            r"2 agent workers, most of it for rollouts = 2 \(4.0 GiB\) \(bound: control group /x, limit 1.00 GiB\); "
+            r"fewer rollouts, fewer nodes, engine='torch' or profile='class' would need less")
     assert re.fullmatch(text, short_of_memory())
     check_machine(make_config({"profile": "class"}), (3 * GIB, "control group /x, limit 3.00 GiB"))
     check_machine(make_config({"address": "auto"}), (0, "elsewhere"))
@@ -164,6 +199,19 @@ def test_hosts_of_their_own_are_refused_with_the_reason_where_they_cannot_be(mon
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match=rf"hosts = 'namespaces': is not possible here: .*{why}"):
         check_machine(make_config({"profile": "class", "nodes": 2, "hosts": "namespaces"}), (8 * GIB, "here"))
+
+
+def test_what_takes_most_of_the_memory_is_named_and_may_be_less():
+    text = short_of_memory(profile="class", agent_workers=10000)
+    assert "10000 agent workers, most of it for agent_workers = 10000 (900.0 GiB)" in text and "fewer agent_workers would need" in text
+
+
+def test_an_object_store_is_no_larger_than_what_holds_it():
+    roomy = (4096 * GIB, "free memory of the machine")
+    check_machine(make_config({"object_store_mb": 20000}), roomy, mount=20 * GIB)
+    check_machine(make_config({"object_store_mb": 8000}), roomy, mount=64 << 20)  # on the disk
+    with pytest.raises(ConfigError, match=r"object_store_mb = 20000: must be at most 16384: the shared-memory mount has 16.0 GiB"):
+        check_machine(make_config({"object_store_mb": 20000}), roomy, mount=16 * GIB)
 
 
 def test_what_would_need_less_memory_is_not_what_is_in_use_already():

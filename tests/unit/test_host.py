@@ -19,7 +19,8 @@ from robustrl.core.guard import Guard
 from robustrl.core.lifecycle import FAILED
 from robustrl.core.run_state import RunState
 from robustrl.core.thresholds import Thresholds
-from robustrl.runtime import serving, wire
+from robustrl.errors import JobFailed
+from robustrl.runtime import cluster, serving, wire
 from robustrl.runtime.event_log import EventLog, LogError, audit_run
 from robustrl.runtime.host import Host
 from robustrl.runtime.injecting import Injector
@@ -73,6 +74,36 @@ def test_a_full_disk_ends_the_job_with_a_closing_record_that_says_so(tmp_path: P
         _FullDisk.full = False
     assert audit_run(tmp_path) == []
     assert not (tmp_path / "reserve").exists() and (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize("model, said", [("no-such-owner/model", 1), ("tiny", 0)])
+def test_a_start_that_waits_for_the_hub_says_so(tmp_path: Path, model: str, said: int) -> None:
+    async def scenario() -> list[str]:
+        host = _host(tmp_path)
+        host.config = msgspec.structs.replace(host.config, model=model)
+        host.end = asyncio.get_running_loop().create_future()
+        host._say_slow_checks()
+        return [text for _, text in host.state.warnings]
+
+    assert [f"waits for the model {model!r}" in text for text in asyncio.run(scenario())] == [True] * said
+
+
+@pytest.mark.parametrize("error, why", [(TimeoutError("timed out"), "no answer within deadlines.cluster_start = 5 s"),
+                                        (ConnectionRefusedError(111, "Connection refused"), r"\[Errno 111\] Connection refused")])
+def test_an_address_where_nobody_answers_ends_the_start_within_its_deadline(
+        monkeypatch: pytest.MonkeyPatch, error: OSError, why: str) -> None:
+    asked = []
+
+    def connect(place: tuple[str, int], timeout: float) -> None:
+        asked.append((place, timeout))
+        raise error
+
+    monkeypatch.setattr(cluster.socket, "create_connection", connect)
+    with pytest.raises(JobFailed, match=f"address = '10.255.255.1:6379': no Ray cluster could be joined there: {why}"):
+        cluster._knock("10.255.255.1:6379", 5.0)
+    assert asked == [(("10.255.255.1", 6379), 5.0)]
+    cluster._knock("auto", 5.0)
+    cluster._knock("ray://10.255.255.1:10001", 5.0)  # Ray's to say what it is
 
 
 def test_a_run_directory_that_is_removed_is_said_once_and_the_job_goes_on_from_memory(tmp_path: Path) -> None:

@@ -98,11 +98,11 @@ def test_a_wait_that_times_out_says_how_far_it_came(start):
         job.wait(step=3, timeout=0.1)
 
 
-@pytest.mark.parametrize("timeout", [-1.0, float("nan")])
+@pytest.mark.parametrize("timeout", [-1.0, float("nan"), "x", True])
 def test_a_timeout_that_is_no_length_of_time_is_refused(start, timeout):
     job = start()
     for verb in (job.wait, job.pause, job.stop):
-        with pytest.raises(ConfigError, match=f"timeout = {timeout}: must be seconds, 0 or more"):
+        with pytest.raises(ConfigError, match=f"timeout = {timeout!r}: must be seconds, 0 or more"):
             verb(timeout=timeout)
 
 
@@ -133,6 +133,13 @@ def test_the_display_has_name_and_steps_before_the_host_has_said_anything(start,
     assert "<b>early</b>" in text and "optimizer step 0 of 3" in text
 
 
+def test_a_start_that_waits_for_something_says_what_in_one_line(start, monkeypatch):
+    monkeypatch.setattr(robustrl.Job, "_follow", lambda self: None)
+    job = start()
+    job._state.warnings.append((1.0, "the start waits for the model 'a/b'"))
+    assert "starting, step 0/3, 0 roles (the start waits for the model 'a/b'), " in repr(job)
+
+
 def test_a_job_that_ends_before_the_awaited_step_does_not_leave_its_waiter(start):
     job = start()
     tell(job, "advance", step=1)
@@ -159,6 +166,7 @@ def test_a_host_that_dies_is_reported_with_its_last_lines(start, monkeypatch):
         tell(job, "vanish")
     with pytest.raises(JobFailed, match=r"its host \(process \d+\) ended without a closing record\n  \| last words of the host"):
         job.wait(timeout=10)
+    assert "failed (its host (process " in repr(job)  # not once more that the job failed
     monkeypatch.setenv("FAKE_HOST", "die")
     with pytest.raises(JobFailed, match="a library is missing"):
         start(name="other").wait(timeout=20)
@@ -295,6 +303,10 @@ def test_a_missing_extra_is_named_with_its_pip_line(start, monkeypatch):
         ({"model": "~nobody-of-that-name/model"}, "model"),
         ({"run_dir": "~nobody-of-that-name/runs"}, "run_dir"),
         ({"object_store_mb": 10**9}, "object_store_mb"),
+        ({"reward": "/no/such.pkl"}, "reward"),
+        ({"config": "x"}, "config"),
+        ({"config": 5}, "config"),
+        ({"config": {"steps": 3}}, "config"),
     ],
 )
 def test_what_is_of_another_kind_is_named_before_anything_starts(settings, field):
@@ -304,7 +316,7 @@ def test_what_is_of_another_kind_is_named_before_anything_starts(settings, field
 
 
 @pytest.mark.parametrize(
-    ("verb", "argument"), [("inject", 5), ("inject", Kill), ("schedule", Kill("rollout")), ("wait", "x"), ("wait", -1)]
+    ("verb", "argument"), [("inject", 5), ("inject", Kill), ("schedule", Kill("rollout")), ("wait", "x"), ("wait", -1), ("wait", True)]
 )
 def test_an_argument_of_another_kind_is_named(start, verb, argument):
     with start() as job, pytest.raises(ConfigError, match="must be a"):
@@ -424,6 +436,13 @@ def test_a_saved_model_outlives_the_job_and_a_bad_path_is_named_before_anything_
     with pytest.raises(HostGone, match="has ended"):
         job.save_pretrained(tmp_path / "never")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "later", "live", "runs"]
+
+
+def test_a_stopped_job_says_that_its_model_is_gone(start, tmp_path):
+    job = start()
+    job.stop()
+    with pytest.raises(HostGone, match=r"was stopped \(.*\), and only a job that is done keeps its model: save it before job.stop\(\), or"):
+        job.save_pretrained(tmp_path / "model")
 
 
 def test_nothing_is_left_of_the_trial_of_a_path(tmp_path):
