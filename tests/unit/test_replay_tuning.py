@@ -14,9 +14,10 @@ from detection_world import Fault, Shape, World
 from robustrl_widgets import tuning
 from robustrl_widgets.channel import Channel, merged
 from robustrl_widgets.commands import Right
-from robustrl_widgets.tuner import Tuner
+from robustrl_widgets.tuner import Tuner, told
 
 from robustrl import Run, replay
+from robustrl.core import events as ev
 from robustrl.core.thresholds import Thresholds
 from robustrl.errors import ConfigError
 from robustrl.replay.stress import splice
@@ -162,6 +163,63 @@ def test_only_an_instructor_changes_the_job() -> None:
         assert word in answer.get("error", "") and page.picture["live"] is (not word) and len(asked) == (0 if word else 1)
         tuner.close()
     assert set(asked[0]) == set(tuning.SLIDERS) and asked[0] == {path: LAB.updated(SHARP).get(path) for path in tuning.SLIDERS}
+
+
+def test_a_hidden_fault_is_not_told_to_whoever_loads_the_run() -> None:
+    run = RUNS[0]
+    t = run.begin + 3.0
+
+    def entry(event: Any) -> ev.Entry:
+        return ev.Entry(seq=0, t=t, source="host", incarnation=0, n=0, at=0.0, event=event)
+
+    secret = [entry(ev.FaultPlanned(fault=7, kind="sigstop", target="trainer-0", when="now", benign=False, options={}, hidden=True)),
+              entry(ev.FaultInjected(fault=7, role="trainer-0", incarnation=1, node="", pid=1, phase="", step=1, proof={}))]
+    entries = sorted([*run.entries, *secret], key=lambda each: each.t)
+    assert [mark.role for mark in Run.of(entries).truth] == ["trainer-0"]
+    assert told(entries, "x").truth == () and told(entries, "x").name == "x, without 1 hidden"
+    revealed = [*entries, entry(ev.FaultRevealed(fault=7, guess=""))]
+    assert [mark.role for mark in told(revealed, "x").truth] == ["trainer-0"] and told(revealed, "x").name == "x"
+
+
+def test_nobody_is_answered_under_a_lock_and_a_closed_one_takes_none() -> None:
+    free: list[bool] = []
+    tuner = Tuner({"slow": lambda: (started.wait(5.0) and [], None)}, lambda what, channel: None)  # type: ignore[arg-type, return-value]
+    started = threading.Event()
+    assert tuner._thread is None, "a page that asks nothing costs no thread"
+
+    def answer(found: dict[str, Any]) -> None:
+        other = threading.Thread(target=lambda: free.append(tuner._wake.acquire(timeout=5.0) and tuner._wake.release() is None))
+        other.start()
+        other.join()
+
+    tuner.take(json.dumps({"id": "0", "verb": "load", "args": {"source": "slow"}}), lambda found: None)
+    while tuner._orders:
+        time.sleep(0.001)
+    for _ in range(65):
+        tuner.take(json.dumps({"id": "1", "verb": "set"}), answer)
+    assert free == [True]
+    tuner.close(wait=0.0)
+    again = threading.Thread(target=tuner.close, daemon=True)
+    with tuner._wake:
+        again.start()
+        again.join(5.0)
+        assert not again.is_alive()
+    started.set()
+
+
+def test_a_source_that_fails_leaves_what_was_there_and_a_page_that_is_gone_does_not_end_the_thread() -> None:
+    page = Page()
+    tuner = Tuner({"both": lambda: (RUNS, LAB), "bad": lambda: ([SimpleNamespace(thresholds=[(0.0, LAB)])], None)}, page.show)  # type: ignore[dict-item, list-item, return-value]
+    page.ask(tuner, "load", source="both")
+    before = page.picture["a"]
+    assert "failed" in page.ask(tuner, "load", source="bad")["error"]
+
+    def gone(answer: dict[str, Any]) -> None:
+        raise RuntimeError("the page is gone")
+
+    tuner.take(json.dumps({"id": "x", "verb": "compare", "args": {}}), gone)
+    assert "value" in page.ask(tuner, "set") and page.picture["a"] == before
+    tuner.close()
 
 
 def test_of_many_moves_the_last_is_judged_and_all_are_answered() -> None:

@@ -61,7 +61,7 @@ class Commander:
     def take(self, raw: Any, answer: Callable[[Answer], None]) -> None:
         """Queues what a page sent; ``answer`` is called once, from another thread, if it was a command at all."""
         try:
-            command = _parse(raw)
+            command = parse(raw)
         except Refused as error:
             answer({"id": "", "error": cut(error, LONG)})
             return
@@ -233,7 +233,8 @@ _VERBS: dict[str, tuple[Right, Callable[[Commander, dict[str, Any]], Any]]] = {
 }
 
 
-def _parse(raw: Any) -> Command:
+def parse(raw: Any) -> Command:
+    """Raises Refused."""
     if not isinstance(raw, str) or len(raw.encode(errors="replace")) > MAX_COMMAND:
         raise Refused(f"a command is a text of at most {MAX_COMMAND} bytes")
     try:

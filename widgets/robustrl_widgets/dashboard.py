@@ -26,7 +26,7 @@ from .commands import Answer, Commander, Right
 from .feed import Feed
 from .figure import timeline_json
 from .sources import RecordedRun
-from .tuner import Tuner, bundled
+from .tuner import Tuner, bundled, told
 
 MAX_MESSAGE = 128 << 10
 """Bytes of one message from a page."""
@@ -88,18 +88,20 @@ class _Session:
     def close(self) -> None:
         for subscription in self._subscriptions:
             subscription.close()
-        self._tuner.close()
+        self._tuner.close(wait=0.0)  # this is the server's own thread: whatever is being judged ends without it
 
     def _tuning_lab(self, feed: Feed, right: Right, offered: str) -> Tuner:
         """It loads nothing until somebody asks."""
         self.views[assets.TUNING] = _CLASSES[assets.TUNING](sizing_mode="stretch_width", right=offered)
 
+        name = "this run, until now"
+
         def recorded() -> tuple[list[Run], None]:
             with feed.lock:
                 entries = list(feed.source.entries())
-            return [Run.of(entries, "this run, until now")] if entries else [], None
+            return [told(entries, name)] if entries else [], None
 
-        return Tuner({"this run, until now": recorded, **bundled()}, self._sink(assets.TUNING), job=feed.source.job, right=right)
+        return Tuner({name: recorded, **bundled()}, self._sink(assets.TUNING), job=feed.source.job, right=right)
 
     def _sink(self, view: str) -> Callable[[str, Channel], None]:
         return lambda what, channel: self._later(view, what, channel)

@@ -1,8 +1,9 @@
 """The thread behind a TuningLab: it judges the setting that the sliders show, and, while nobody moves them, draws further ones as points.
 
 Promised: of settings that come while one is judged only the last is judged; a move waits for at most one other judgement; nothing that a
-page sends is trusted; applying a setting to the live job needs the instructor's right. Whoever closes it ends its thread. Left out:
-drawing, and how a picture travels (channel.py).
+page sends is trusted; applying a setting to the live job needs the instructor's right; of a hidden fault nothing is told. The thread begins
+with the first command and ends when the tuner is closed; no callback is called under a lock. Left out: drawing, and how a picture travels
+(channel.py).
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import msgspec
-
+from robustrl.core import events as ev
 from robustrl.core.thresholds import Relative, Thresholds
 from robustrl.errors import RobustRLError
 from robustrl.replay.run import Run
@@ -24,7 +25,7 @@ from robustrl.replay.sweeping import drawn_settings
 
 from . import tuning
 from .channel import Channel
-from .commands import MAX_COMMAND, Answer, Command, Refused, Right
+from .commands import Answer, Command, Refused, Right, parse
 from .words import LONG, cut
 
 POINTS = 160
@@ -50,6 +51,15 @@ def bundled() -> Sources:
     return {f"bundled runs, seed {seed}": source(seed) for seed in corpus().seeds}
 
 
+def told(entries: Sequence[ev.Entry], name: str) -> Run:
+    """A run without the hidden faults that nobody has revealed: its truth would name them to whoever loads it."""
+    secret = {entry.event.fault for entry in entries if isinstance(entry.event, ev.FaultPlanned) and entry.event.hidden}
+    secret -= {entry.event.fault for entry in entries if isinstance(entry.event, ev.FaultRevealed)}
+    faults = (ev.FaultPlanned, ev.FaultInjected, ev.FaultEnded)
+    shown = [entry for entry in entries if not (isinstance(entry.event, faults) and entry.event.fault in secret)]
+    return Run.of(shown, f"{name}, without {len(secret)} hidden" if secret else name)
+
+
 class Tuner:
     """``show(what, channel)`` is called from the tuner's thread whenever there is a new picture. ``load``: the source to begin with."""
 
@@ -60,6 +70,9 @@ class Tuner:
         self._orders: deque[tuple[Command, Callable[[Answer], None]]] = deque()
         self._wake = threading.Condition()
         self._closed = False
+        self._thread: threading.Thread | None = None
+        self.last: tuning.Picture = {}
+        """What was sent last; any thread may read it."""
         self.material: tuning.Material | None = None
         self._still: tuning.Picture = {}
         self.shown = 0
@@ -70,30 +83,42 @@ class Tuner:
         self._told = 0.0
         self.push()
         if load:
-            self._orders.append((Command(id="", verb="load", args={"source": load}), lambda answer: None))
-        self._thread = threading.Thread(target=self._run, name="robustrl-tuner", daemon=True)
-        self._thread.start()
+            self._order(Command(id="", verb="load", args={"source": load}), lambda answer: None)
 
     def take(self, raw: Any, answer: Callable[[Answer], None]) -> None:
         """Queues what a page sent; ``answer`` is called once, from the tuner's thread or at once."""
         try:
-            command = _parse(raw)
+            command = parse(raw)
         except Refused as error:
             answer({"id": "", "error": cut(error, LONG)})
             return
+        if not self._order(command, answer):
+            answer({"id": command.id, "error": "too many commands are waiting: try again"})
+
+    def _order(self, command: Command, answer: Callable[[Answer], None]) -> bool:
+        """False: too many wait."""
+        needed = None
         with self._wake:
             if len(self._orders) >= 64:
-                answer({"id": command.id, "error": "too many commands are waiting: try again"})
-                return
+                return False
             self._orders.append((command, answer))
             self._wake.notify()
+            if self._thread is None and not self._closed:
+                needed = self._thread = threading.Thread(target=self._run, name="robustrl-tuner", daemon=True)
+        if needed is not None:  # outside the lock: whoever starts a thread waits for its first steps
+            needed.start()
+        return True
 
-    def close(self) -> None:
+    def close(self, wait: float = 10.0) -> None:
+        """Ends the thread; waits for its end for at most ``wait`` seconds. A second time takes no lock: the garbage collector may call."""
+        if self._closed:
+            return
         with self._wake:
             self._closed = True
             self._wake.notify()
-        if self._thread is not threading.current_thread():
-            self._thread.join(10.0)
+            thread = self._thread
+        if thread is not None and wait > 0 and thread is not threading.current_thread():
+            thread.join(wait)
 
     # -- the thread ---
 
@@ -109,9 +134,20 @@ class Tuner:
             last = max((i for i, (command, _) in enumerate(orders) if command.verb == "set"), default=-1)
             for i, (command, answer) in enumerate(orders):
                 stale = command.verb == "set" and i < last
-                answer({"id": command.id, **({"value": {"stale": True}} if stale else self._carry_out(command))})
-            if not orders:
-                self._further_point()
+                found: Answer = {"value": {"stale": True}} if stale else self._carry_out(command)
+                if not self._closed:
+                    self._safely(partial(answer, {"id": command.id, **found}))
+            if not orders and not self._safely(self._further_point):
+                self._todo.clear()
+
+    def _safely(self, step: Callable[[], None]) -> bool:
+        """A defect, or a page that went away, must not end the thread: the next command would wait for ever."""
+        try:
+            step()
+        except Exception:
+            log.exception("the tuning lab failed")
+            return False
+        return True
 
     def _carry_out(self, command: Command) -> Answer:
         try:
@@ -131,8 +167,11 @@ class Tuner:
             return {"error": "this failed: see the log of whoever shows this page"}
 
     def push(self) -> None:
-        """Sends the present picture, if it is new."""
-        if what := self.channel.push(self.picture(), 0.0, 0.0):
+        """Sends the present picture, if it is new; nothing once it is closed."""
+        self.last = self.picture()
+        if self._closed:
+            return
+        if what := self.channel.push(self.last, 0.0, 0.0):
             self._show(what, self.channel)
 
     def picture(self) -> tuning.Picture:
@@ -166,12 +205,13 @@ class Tuner:
         if not runs:
             raise Refused(f"{name}: there is no run yet")
         base = self._base or base or runs[0].thresholds[-1][1]
-        self.material, self.shown, self.other = tuning.Material(runs, base), 0, None
-        self.now = self.material.trial({})
-        self._points = [({}, self.now.score)]
-        drawn, _ = drawn_settings(base, tuning.ranges(self.material), _DRAWN, _SEED)
+        material = tuning.Material(runs, base)
+        now = material.trial({})
+        drawn, _ = drawn_settings(base, tuning.ranges(material), _DRAWN, _SEED)
+        still = tuning.still(material, 0)
+        self.material, self.shown, self.now, self.other, self._still = material, 0, now, None, still  # all of it, or what was there stays
+        self._points = [({}, now.score)]
         self._todo = deque(drawn[1 : POINTS + 1])
-        self._still = tuning.still(self.material, 0)
 
     def _set(self, args: Mapping[str, Any]) -> None:
         assert self.material is not None
@@ -225,12 +265,3 @@ def _changes(args: Mapping[str, Any], material: tuning.Material) -> dict[str, fl
         if abs(seconds - slider.base) > 1e-3 * slider.base:
             found[slider.path] = round(seconds, 4)
     return found
-
-
-def _parse(raw: Any) -> Command:
-    if not isinstance(raw, str) or len(raw.encode(errors="replace")) > MAX_COMMAND:
-        raise Refused(f"a command is a text of at most {MAX_COMMAND} bytes")
-    try:
-        return msgspec.json.decode(raw, type=Command)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise Refused(f"this is no command: {cut(error)}") from None

@@ -23,7 +23,7 @@ from . import assets
 from .channel import Channel
 from .commands import Answer, Right
 from .notebook import _take_clicks_while_a_cell_runs
-from .tuner import Tuner, bundled
+from .tuner import Tuner, bundled, told
 
 if TYPE_CHECKING:
     from robustrl.job import Job
@@ -45,7 +45,7 @@ class TuningLab(anywidget.AnyWidget):
         if hasattr(runs, "events") and hasattr(runs, "thresholds") and not isinstance(runs, Run):
             live: Any = runs
             job, name = live, "this job, until now"
-            sources: dict[str, Any] = {name: lambda: ([Run.of(list(live.events), live.name)], None)}
+            sources: dict[str, Any] = {name: lambda: ([told(list(live.events), live.name)], None)}
         else:
             found = [Run.load(runs)] if isinstance(runs, str | Path) else [runs] if isinstance(runs, Run) else list(runs)
             if not found or not all(isinstance(run, Run) for run in found):
