@@ -1,7 +1,7 @@
 // TuningLab: signals as shares of their limits, truth, and what a setting says; sliders move the limits. Shares are drawn here, at once;
 // verdicts and scores come from the kernel, one question at a time, the last move always.
-const LANE = 30, LEFT = 130, WIDTH = 900, STEPS = 1000, TOP = 1.6;
-const OUTCOMES = { detected: ["\u25bc", "ok", "found"], "false alarm": ["\u25bc", "bad", "FALSE ALARM"], missed: ["\u2715", "bad", "missed"], consequence: ["\u25bd", "mut", "had ended by itself"] };
+const LANE = 30, LEFT = 130, WIDTH = 900, STEPS = 1000, TOP = 1.6, LEAST = 0.03;  // a share below it is less than half a pixel
+const OUTCOMES = { detected: ["\u25bc", "ok", "found"], "false alarm": ["\u25b2", "bad", "FALSE ALARM"], missed: ["\u2715", "bad", "missed"], consequence: ["\u25bd", "mut", "had ended by itself"] };
 const STYLE = `.rrl-tuning .lab { display: grid; grid-template-columns: minmax(0, 1fr) 330px; gap: 12px 18px; } @container (max-width: 760px) { .rrl-tuning .lab { grid-template-columns: minmax(0, 1fr); } }
 .rrl-tuning .bar { display: flex; flex-wrap: wrap; gap: 6px 8px; align-items: center; margin-bottom: 6px; } .rrl-tuning svg { width: 100%; display: block; } .rrl-tuning svg text { fill: var(--mut); font-size: 11px; }
 .rrl-tuning svg text.role { fill: var(--ink); font-size: 12px; } .rrl-tuning .sl { display: grid; grid-template-columns: 1fr 52px; gap: 0 8px; margin-bottom: 5px; } .rrl-tuning .sl small { grid-column: 1 / 3; color: var(--mut); }
@@ -10,37 +10,45 @@ const STYLE = `.rrl-tuning .lab { display: grid; grid-template-columns: minmax(0
 .rrl-tuning pre { background: var(--card); border-radius: 6px; padding: 6px 9px; margin: 6px 0; white-space: pre-wrap; color: var(--ink); } .rrl-tuning .why { color: var(--bad); min-height: 18px; } .rrl-tuning circle { cursor: pointer; }`;
 
 function render({ model, el }) {
-  let shown = {}, lanes = [], busy = false, again = false, adopt = true, still = "";
+  let shown = {}, lanes = [], busy = false, again = false, wrong = false, adopt = true, still = "", moved = Promise.resolve();
   const sliders = new Map();
   const view = open_view(model, el, "tuning", (picture) => { shown = picture; draw(); });
   const source = h("select", { "aria-label": "what is tuned on" }), runs = h("select", { "aria-label": "run shown", onchange: () => ask("look", { run: Number(runs.value) }) });
   const said = h("span", { class: "mut", role: "status" }), error = h("div", { class: "why", role: "alert" }), place = h("div", {}), list = h("div", {}), scores = h("div", {}), plot = h("div", {}), code = h("pre", {});
   const ask = async (verb, args) => {
     const answer = await view.ask(verb, args);
-    set_text(error, answer.error ?? "");
+    if (answer.error || verb === "set" || !wrong) set_text(error, answer.error ?? "");
     if (answer.value?.said) set_text(said, answer.value.said);
     return answer;
   };
   const load = h("button", { onclick: async () => { set_text(said, "being made ready\u2026"); adopt = true; await ask("load", { source: source.value }); set_text(said, ""); } }, "load");
   const reset = h("button", { title: "the settings that the run was recorded with", onclick: () => { for (const each of sliders.values()) each.put(each.base); move(); } }, "reset");
-  const keep = h("button", { onclick: () => ask("compare", { on: !shown.b }) }, "keep for comparison");
+  const keep = h("button", { onclick: async () => { await moved; await ask("compare", { on: !shown.b }); } }, "keep for comparison");
   const copy = h("button", { onclick: async () => { try { await navigator.clipboard.writeText(code.textContent); set_text(said, "copied"); } catch { getSelection()?.selectAllChildren(code); set_text(said, "select it and copy: this page may not"); } } }, "copy as code");
-  const apply = h("button", { class: "danger", onclick: () => ask("apply") }, "apply to live job");
+  const apply = h("button", { class: "danger", onclick: async () => { await moved; if (!wrong) await ask("apply"); } }, "apply to live job");
   view.root.append(h("style", {}, STYLE), h("h2", {}, "Tuning lab: what would other thresholds have said?"), h("div", { class: "bar" }, source, load, runs, reset, keep, copy, apply, said), error,
-    h("div", { class: "lab" }, h("div", {}, place, h("div", { class: "legend" }, h("span", {}, h("b", { style: { color: "var(--ok)" } }, "\u25bc "), "found"), h("span", {}, h("b", { style: { color: "var(--bad)" } }, "\u25bc "), "false alarm"), h("span", {}, h("b", { style: { color: "var(--bad)" } }, "\u2715 "), "missed"),
-      h("span", {}, h("i", { style: { background: "var(--bad)", opacity: 0.3 } }), "a fault"), h("span", {}, h("i", { style: { background: "var(--ok)", opacity: 0.3 } }), "harmless"), h("span", {}, "- - the limit; hollow: the setting that was kept")), code), h("div", {}, scores, plot, list)));
+    h("div", { class: "lab" }, h("div", {}, place, h("div", { class: "legend" }, h("span", {}, h("b", { style: { color: "var(--ok)" } }, "\u25bc "), "found"), h("span", {}, h("b", { style: { color: "var(--bad)" } }, "\u25b2 "), "false alarm"), h("span", {}, h("b", { style: { color: "var(--bad)" } }, "\u2715 "), "missed"),
+      h("span", {}, h("i", { style: { background: "var(--bad)", opacity: 0.3 } }), "a fault"), h("span", {}, h("i", { style: { background: "var(--ok)", opacity: 0.3, border: "1px dashed var(--ink)" } }), "harmless (dashed)"), h("span", {}, "- - the limit; hollow: the setting that was kept")), code), h("div", {}, scores, plot, list)));
 
   const values = () => Object.fromEntries([...sliders].map(([path, each]) => [path, each.value()]));
-  const move = async () => {
-    redraw();
-    again = true;
-    if (busy) return;
+  // What is refused is not what the picture shows: it cannot be applied.
+  const judge = async () => {
     busy = true;
-    while (again) { again = false; const answer = await ask("set", values()); view.root.dataset.took = String(answer.value?.ms ?? ""); }
+    while (again) { again = false; const answer = await ask("set", values()); wrong = Boolean(answer.error); view.root.dataset.took = String(answer.value?.ms ?? ""); }
     busy = false;
+    enable();
   };
+  const move = () => {
+    again = true;
+    if (!busy) moved = judge();
+    redraw();
+  };
+  const enable = () => { for (const each of [runs, reset, keep, copy]) each.disabled = !shown.a; apply.disabled = !shown.a || wrong; };
   let waiting = false;
   const redraw = () => { if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; signals(); }); } };
+  // Drawing anew what is the same costs a slider more time than the kernel takes to judge its setting.
+  const drawn = new Map();
+  const anew = (name, what, make) => { const text = JSON.stringify(what); if (drawn.get(name) !== text) { drawn.set(name, text); make(); } };
 
   const make = (slider) => {
     const from = Math.log(slider.low), width = Math.log(slider.high) - from;
@@ -55,17 +63,17 @@ function render({ model, el }) {
     const names = (shown.sources ?? []).join("\n");
     if (source.dataset.names !== names) { source.dataset.names = names; source.replaceChildren(...(shown.sources ?? []).map((name) => h("option", { value: name }, name))); }
     apply.style.display = shown.live ? "" : "none";
-    for (const each of [runs, reset, keep, copy, apply]) each.disabled = !shown.a;
+    enable();
     if (!shown.a) { set_text(place, "No run is loaded yet: choose what to tune on, and load it."); return; }
     const now = `${shown.shown} ${shown.runs} ${shown.seconds} ${(shown.sliders ?? []).map((slider) => slider.base)}`;
     if (now !== still) { still = now; build(); }
-    if (adopt && !busy) { adopt = false; for (const [path, each] of sliders) each.put(shown.a.values[path]); }
+    if (adopt && !busy) { if (wrong) set_text(error, ""); adopt = wrong = false; enable(); for (const [path, each] of sliders) each.put(shown.a.values[path]); }
     view.root.dataset.values = JSON.stringify(shown.a.values);
     set_text(keep, shown.b ? "drop the comparison" : "keep for comparison");
     set_text(code, shown.a.code);
-    table();
-    pareto();
-    marks();
+    anew("table", [shown.a.score, shown.b?.score, shown.runs.length], table);
+    anew("pareto", [shown.points, shown.todo], pareto);
+    anew("marks", [shown.a.marks, shown.b?.marks], marks);
     redraw();
   };
 
@@ -87,26 +95,32 @@ function render({ model, el }) {
       name.textContent = role;
       const below = svg("path", { fill: "none", stroke: "var(--rec)", "stroke-width": 1.6 }), above = svg("path", { fill: "none", stroke: "var(--bad)", "stroke-width": 2.2 });
       const truth = (shown.truth ?? []).filter((mark) => mark[2] === role).map(([start, end, , kind, expect]) => {
-        const box = svg("rect", { x: X(start), width: Math.max(2, X(end) - X(start)), y: Y(index, TOP) - 2, height: LANE - 4, fill: expect === "failed" ? "var(--bad)" : expect === "well" ? "var(--ok)" : "var(--mut)", opacity: 0.22 }, svg("title", {}));
+        const box = svg("rect", { x: X(start), width: Math.max(2, X(end) - X(start)), y: Y(index, TOP) - 2, height: LANE - 4, fill: expect === "failed" ? "var(--bad)" : expect === "well" ? "var(--ok)" : "var(--mut)", "fill-opacity": 0.22, ...(expect === "well" ? { stroke: "var(--ink)", "stroke-opacity": 0.5, "stroke-dasharray": "3 3" } : {}) }, svg("title", {}));
         box.firstChild.textContent = `${kind}, ${span(end - start)}${expect === "well" ? ", harmless" : ""}`;
         return box;
       });
       const group = svg("g", {});
       drawing.append(name, ...truth, svg("line", { x1: LEFT, x2: WIDTH - 8, y1: Y(index, 0), y2: Y(index, 0), stroke: "var(--line)" }), svg("line", { x1: LEFT, x2: WIDTH - 8, y1: Y(index, 1), y2: Y(index, 1), stroke: "var(--bad)", "stroke-dasharray": "3 4", opacity: 0.6 }), below, above, group);
-      return { role, index, below, above, group, samples: Object.entries(shown.signals?.[role] ?? {}) };
+      const samples = Object.entries(shown.signals?.[role] ?? {}).map(([path, points]) => [path, points.map(([t, value]) => [`M${X(t).toFixed(1)} ${Y(index, 0)}V`, value])]);
+      return { role, index, below, above, group, samples, limits: "" };
     });
+    drawn.delete("marks");
     place.replaceChildren(drawing);
   };
   const signals = () => {
     for (const lane of lanes) {
+      const limits = lane.samples.map(([path]) => sliders.get(path)?.value() ?? Infinity), now = limits.join();
+      if (now === lane.limits) continue;
+      lane.limits = now;
       let below = "", above = "";
-      for (const [path, points] of lane.samples) {
-        const limit = sliders.get(path)?.value() ?? Infinity;
-        for (const [t, value] of points) {
-          const share = value / limit, stem = `M${X(t).toFixed(1)} ${Y(lane.index, 0)}V${Y(lane.index, share).toFixed(1)}`;
+      lane.samples.forEach(([, points], place) => {
+        for (const [foot, value] of points) {
+          const share = value / limits[place];
+          if (share < LEAST) continue;
+          const stem = foot + Y(lane.index, share).toFixed(1);
           if (share >= 1) above += stem; else below += stem;
         }
-      }
+      });
       lane.below.setAttribute("d", below);
       lane.above.setAttribute("d", above);
     }
@@ -143,7 +157,7 @@ function render({ model, el }) {
       dot.firstChild.textContent = `${nice(point[0])} false alarms per hour, mean delay ${span(point[1])}${point[3] ? `, ${point[3]} missed` : ""}: click to load it`;
       const choose = async () => { adopt = true; await ask("point", { point: index }); adopt = true; draw(); };
       dot.addEventListener("click", choose);
-      dot.addEventListener("keydown", (event) => { if (event.key === "Enter") choose(); });
+      dot.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(); } });
       drawing.append(dot);
     });
     plot.replaceChildren(h("h2", {}, `Settings drawn at random${shown.todo ? `, ${shown.todo} to come` : ""}`), drawing);
