@@ -7,17 +7,47 @@ import json
 import re
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from robustrl_widgets.feed import Feed
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from tests.benchmarks._made_up_run import READY
 
 _COMMAND = [sys.executable, "-m", "robustrl", "dashboard", "--demo", "--json", "--until-eof"]
+
+
+def test_an_answer_waits_neither_for_a_picture_nor_for_the_end_of_a_judgement() -> None:
+    """Without a server: one page's session, while the feed's lock is held as it is when all pictures are drawn."""
+    from bokeh.document import Document
+    from panel.io.state import set_curdoc
+    from robustrl_widgets.commands import Right
+    from robustrl_widgets.dashboard import _Session
+    from robustrl_widgets.showing import SAMPLE
+    from robustrl_widgets.sources import RecordedRun, load_entries
+
+    document, ticks = Document(), threading.Event()
+    document.add_next_tick_callback = lambda callback: ticks.set()  # type: ignore[method-assign, assignment, return-value]
+    feed = Feed(RecordedRun(load_entries(SAMPLE)))
+    with set_curdoc(document):
+        session = _Session(feed, Right.READ, "", may_play=False)
+        assert [len(view.full) > 2 for view in session.views.values()].count(True) == len(session.views)
+        with feed.lock:
+            session._scheduled = False
+            ticks.clear()
+            session.views["tuning"].command = json.dumps({"id": "1", "verb": "apply", "args": {}})
+            assert ticks.wait(5.0), "the answer is on its way"
+            session._flush()
+            assert json.loads(session.views["tuning"].answer) == {"id": "1", "error": "no run is loaded yet"}
+        began = time.monotonic()
+        session.close()
+    assert time.monotonic() - began < 2.0
 
 
 class Server:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -70,10 +71,12 @@ class _Session:
     def __init__(self, feed: Feed, right: Right, name: str, may_play: bool) -> None:
         self._document: Document = pn.state.curdoc
         self._commander = Commander(feed, right, name, may_play)
-        self._waiting: dict[str, tuple[bool, Channel]] = {}
+        self._waiting: dict[str, dict[str, str]] = {}
+        """View -> the newest values that its page has not got."""
         self._answers: list[Answer] = []
         self._scheduled = False
-        self._lock = feed.lock
+        self._lock = threading.Lock()
+        """Its own: the feed's is held while all pictures are drawn, for which neither an answer nor the server's loop should wait."""
         recorded = isinstance(feed.source, RecordedRun)
         names = [view for view in assets.NAMES if view != "player" or (recorded and may_play)]
         offered = right.name if feed.source.job is not None else Right.READ.name
@@ -107,24 +110,26 @@ class _Session:
         return lambda what, channel: self._later(view, what, channel)
 
     def _later(self, view: str, what: str, channel: Channel) -> None:
-        """Pictures come from the feed's thread: the document takes them on its own, all of one round in one go."""
+        """Pictures come from the thread that made them, the only one that writes to their channel: the document takes them on its own, all
+        of one round in one go.
+        """
+        news = {"delta": channel.delta, **({"full": channel.full} if what == "full" else {})}
         with self._lock:
-            full = what == "full" or self._waiting.get(view, (False, channel))[0]
-            self._waiting[view] = (full, channel)
-            self._schedule()
+            self._waiting[view] = self._waiting.get(view, {}) | news
+        self._schedule()
 
     def _schedule(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
+        with self._lock:
+            needed, self._scheduled = not self._scheduled, True
+        if needed:
             self._document.add_next_tick_callback(self._flush)
 
     def _flush(self) -> None:
         with self._lock:
             waiting, self._waiting, self._scheduled = self._waiting, {}, False
             answers, self._answers = self._answers, []
-            news = {view: {"delta": channel.delta, **({"full": channel.full} if full else {})} for view, (full, channel) in waiting.items()}
         with pn.io.hold():
-            for view, values in news.items():
+            for view, values in waiting.items():
                 self.views[view].show(values)
             for answer in answers:
                 self.views[answer.pop("view")].show({"answer": msgspec.json.encode(answer).decode()})
@@ -137,7 +142,7 @@ class _Session:
         def answered(answer: Answer) -> None:
             with self._lock:
                 self._answers.append({**answer, "view": view})
-                self._schedule()
+            self._schedule()
 
         (self._tuner if view == assets.TUNING else self._commander).take(event.new, answered)
 
