@@ -14,6 +14,7 @@ from detection_world import Fault, Shape, World
 from robustrl_widgets import tuning
 from robustrl_widgets.channel import Channel, merged
 from robustrl_widgets.commands import Right
+from robustrl_widgets.static_tuning import tuning_html
 from robustrl_widgets.tuner import Tuner, told
 
 from robustrl import Run, replay
@@ -75,6 +76,18 @@ def test_a_side_has_marks_scores_and_code(material: tuning.Material) -> None:
     assert side["values"]["rollout.no_tokens"] == 1.0 and side["score"]["detected"] == side["score"]["faults"] == 2
     assert side["code"].splitlines()[1] == "job.thresholds.rollout.no_tokens = 1"
     assert tuning.side(material.trial({}), RUNS[0], 0)["code"] == "# as recorded"
+
+
+def test_what_is_saved_shows_signals_truth_verdicts_and_the_setting_and_trusts_no_text(material: tuning.Material) -> None:
+    picture = {**tuning.still(material, 0), "a": tuning.side(material.trial(SHARP), RUNS[0], 0)}
+    form = tuning_html({**picture, "b": tuning.side(material.trial({}), RUNS[0], 0)})
+    assert "run-3" in form and "found, rule" in form and "job.thresholds.rollout.no_tokens = 1" in form and ">kept<" in form
+    assert form.count('<rect ') == 1 and 'stroke="#d55e00"/>' in form, "the fault, and signals beyond their limits"
+    assert "<script" not in form and "No run was loaded" in tuning_html({})
+    evil = "<img src=x onerror=alert(1)>"
+    a = picture["a"] | {"marks": [[1.0, evil, "detected", evil, None]], "code": evil}
+    hostile = {**picture, "runs": [evil], "order": [evil], "signals": {}, "truth": [[0.0, 1.0, evil, evil, evil]], "a": a}
+    assert "<img" not in tuning_html(hostile) and tuning_html(hostile).count("&lt;img") == 5
 
 
 def test_points_know_the_front() -> None:

@@ -68,6 +68,22 @@ def test_a_view_has_its_whole_picture_from_its_first_moment(name):
     view.close()
 
 
+def test_a_tuning_lab_that_is_saved_shows_what_was_judged_and_is_collected_without_waiting():
+    from robustrl_widgets.tuning_widget import TuningLab
+
+    from robustrl import Run
+
+    lab = TuningLab(Run.of(failing_log(), "recorded"))
+    data, _ = lab._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in data and "<svg" in data["text/html"] and "recorded" in data["text/html"]
+    lab.close()
+    again = threading.Thread(target=lab.__del__, daemon=True)
+    with lab.tuner._wake:
+        again.start()
+        again.join(5.0)
+    assert not again.is_alive()
+
+
 def test_a_click_is_answered_and_whoever_may_only_look_is_refused():
     job = _job()
     board, looker = notebook.RoleBoard(job), notebook.RoleBoard(job, right=notebook.Right.READ)

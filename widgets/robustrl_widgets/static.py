@@ -17,6 +17,9 @@ from .words import cut, seconds
 
 FILL = {lanes.WORK: "#b7d8cd", lanes.IDLE: "#ffffff", lanes.DETECT: "#e69f00", lanes.RESTART: "#cc79a7", lanes.RECONNECT: "#0072b2",
         lanes.START: "#eef2f5"}
+INK, LINE = "#1b1f24", "#d9dee4"
+HEAD = 'fill="#5c6570" font-size="10.5"'
+"""Of what stands above lanes."""
 _WIDTH, _LEFT, _LANE = 960, 130, 22
 _LEAST_BAR = 0.7
 _GHOST = "the ghost"
@@ -43,7 +46,7 @@ def timeline_svg(scene: Scene, now: float) -> str:
                      f'<text x="{x:.1f}" y="11" text-anchor="middle" fill="#5c6570" font-size="10.5">{mark} s</text>')
     for place, role in enumerate(order):
         y = 18 + _LANE * place
-        parts.append(f'<text x="0" y="{y + 14}" font-size="12" fill="#1b1f24">{_text(role)}</text>')
+        parts.append(f'<text x="0" y="{y + 14}" font-size="12" fill="#1b1f24">{text(role)}</text>')
         bars = [bar for chunk in bars_of[role].values() for bar in chunk][-_SHOWN:]
         drawn = "".join(_bar(bar, y, scale, now) for bar in bars)
         parts.append(f'<g opacity=".5">{drawn}</g>' if role == _GHOST else drawn)
@@ -51,7 +54,7 @@ def timeline_svg(scene: Scene, now: float) -> str:
         if role in order:
             y = 18 + _LANE * order.index(role)
             parts.append(f'<text x="{_LEFT + t * scale:.1f}" y="{y + 15}" text-anchor="middle" font-size="15" fill="#d55e00">'
-                         f"&#9889;<title>{_text(words)}</title></text>")
+                         f"&#9889;<title>{text(words)}</title></text>")
     size = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
     return (f'<svg role="img" aria-label="timeline of {len(order)} roles over {end:.0f} seconds" {size} '
             f'style="max-width:100%;background:#fff;font-family:sans-serif">{"".join(parts)}</svg>{_legend()}{_race(ghost)}')
@@ -64,11 +67,11 @@ def _bar(bar: list[float | str], y: int, scale: float, now: float) -> str:
     edge = ' stroke="#d9dee4"' if code in (lanes.IDLE, lanes.START) else ""
     title = f"{lanes.CODES.get(code, code)}{', ' + phase if phase else ''}, {seconds(max(0.0, stop - start))}"
     return (f'<rect x="{_LEFT + start * scale:.1f}" y="{y}" width="{width:.1f}" height="{_LANE - 5}" fill="{FILL.get(code, "#ddd")}"{edge}>'
-            f"<title>{_text(title)}</title></rect>")
+            f"<title>{text(title)}</title></rect>")
 
 
 def _race(ghost: dict[str, Any] | None) -> str:
-    return f'<div style="font-size:12px"><b>{_text(ghost["words"])}</b> {_text(ghost["label"])}</div>' if ghost else ""
+    return f'<div style="font-size:12px"><b>{text(ghost["words"])}</b> {text(ghost["label"])}</div>' if ghost else ""
 
 
 def _legend() -> str:
@@ -86,8 +89,8 @@ def recoveries_html(scene: Scene) -> str:
         total = f" in {seconds(episode.record.total)}" if episode.record.total is not None else ""
         words = [recovery_text.seen(episode), recovery_text.done(episode), recovery_text.moved(episode), recovery_text.meanwhile(episode),
                  recovery_text.full_cost(episode, scene)]
-        rows.append(f"<li><b>{_text(episode.record.role)}: {_text(episode.record.outcome)}{total}</b> ({took or 'under way'}). "
-                    f"{_text(' '.join(word for word in words if word))}</li>")
+        rows.append(f"<li><b>{text(episode.record.role)}: {text(episode.record.outcome)}{total}</b> ({took or 'under way'}). "
+                    f"{text(' '.join(word for word in words if word))}</li>")
     return f"<div>Failures and what was done about them:</div><ul>{''.join(rows)}</ul>" if rows else ""
 
 
@@ -106,13 +109,13 @@ def faults_html(scene: Scene, now: float) -> str:
         reached = [f"{stage} at {card[stage]:.1f} s" for stage in STAGES if card[stage] is not None]
         rows.append([card["n"], f"{card['kind']}{' (benign)' if card['benign'] else ''}", card["target"], ", ".join(reached),
                      card["rule"] or card["outcome"]])
-    return _table(("fault", "kind", "target", "stages", "rule or end"), rows, "No fault was ordered so far.")
+    return table(("fault", "kind", "target", "stages", "rule or end"), rows, "No fault was ordered so far.")
 
 
 def thresholds_html(scene: Scene, now: float) -> str:
     rows = [[path, row["words"], row["set"], f"{row['value']:.2f} ({row['role']})" if "value" in row else ""]
             for path, row in scene.picture("thresholds", now)["rows"].items() if row["words"]]
-    return _table(("threshold", "what it is for", "limit", "signal now"), rows, "")
+    return table(("threshold", "what it is for", "limit", "signal now"), rows, "")
 
 
 def metrics_html(scene: Scene, now: float) -> str:
@@ -130,21 +133,21 @@ def metrics_html(scene: Scene, now: float) -> str:
                             f"{ledger['in_flight']} in flight"])
     if shown["race"]:
         rows.append(["against the ghost", shown["race"]["words"]])
-    return _table(("figure", "value"), rows, "")
+    return table(("figure", "value"), rows, "")
 
 
 def trajectories_html(scene: Scene, now: float) -> str:
     rows = [[row["id"], row["prompt"], row["text"], row["reward"], ", ".join(f"v{v}: {n}" for v, n in row["versions"]), row["at"]]
             for row in list(scene.picture("trajectories", now)["rows"].values())[-12:]]
-    return _table(("#", "prompt", "answer", "reward", "tokens by version", "rollout"), rows, "No answer yet.")
+    return table(("#", "prompt", "answer", "reward", "tokens by version", "rollout"), rows, "No answer yet.")
 
 
-def _table(names: Sequence[str], rows: list[list[Any]], without_rows: str) -> str:
+def table(names: Sequence[str], rows: list[list[Any]], without_rows: str) -> str:
     if not rows:
         return f"<div>{without_rows}</div>"
     cell = "text-align:left;padding:1px 12px 1px 0;vertical-align:top"
     head = "".join(f'<th style="{cell}">{name}</th>' for name in names)
-    body = "".join("<tr>" + "".join(f'<td style="{cell}">{_text(value)}</td>' for value in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(f'<td style="{cell}">{text(value)}</td>' for value in row) + "</tr>" for row in rows)
     return f'<table style="font-family:sans-serif;font-size:13px"><tr>{head}</tr>{body}</table>'
 
 
@@ -157,5 +160,5 @@ FORMS: dict[str, Callable[[Scene, float], str]] = {
 """View -> its form, as it stands at ``now``."""
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
     return html.escape(cut(value, 1000))

@@ -71,6 +71,8 @@ class Tuner:
         self._wake = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
+        self.judged = threading.Event()
+        """What was first ordered has been tried."""
         self.last: tuning.Picture = {}
         """What was sent last; any thread may read it."""
         self.material: tuning.Material | None = None
@@ -115,6 +117,7 @@ class Tuner:
             return
         with self._wake:
             self._closed = True
+            self.judged.set()
             self._wake.notify()
             thread = self._thread
         if thread is not None and wait > 0 and thread is not threading.current_thread():
@@ -135,6 +138,7 @@ class Tuner:
             for i, (command, answer) in enumerate(orders):
                 stale = command.verb == "set" and i < last
                 found: Answer = {"value": {"stale": True}} if stale else self._carry_out(command)
+                self.judged.set()
                 if not self._closed:
                     self._safely(partial(answer, {"id": command.id, **found}))
             if not orders and not self._safely(self._further_point):

@@ -23,10 +23,14 @@ from . import assets
 from .channel import Channel
 from .commands import Answer, Right
 from .notebook import _take_clicks_while_a_cell_runs
+from .static_tuning import tuning_html
 from .tuner import Tuner, bundled, told
 
 if TYPE_CHECKING:
     from robustrl.job import Job
+
+_PATIENCE = 3.0
+"""Seconds that the display of a lab waits for its first picture."""
 
 
 class TuningLab(anywidget.AnyWidget):
@@ -72,6 +76,13 @@ class TuningLab(anywidget.AnyWidget):
     def _answer(self, answer: Answer) -> None:
         if self.comm is not None and answer["id"]:
             self.answer = msgspec.json.encode(answer).decode()
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        """As the other views. A saved notebook shows what the cell ended with, so the first judgement is awaited, for a moment."""
+        self.tuner.judged.wait(_PATIENCE)
+        bundle = super()._repr_mimebundle_(**options)
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
+        return {**data, "text/plain": "<TuningLab>", "text/html": tuning_html(self.tuner.last)}, metadata
 
     def close(self) -> None:
         if (tuner := getattr(self, "tuner", None)) is not None:
