@@ -73,7 +73,7 @@ function render({ model, el }) {
     ask(order, "inject", args, "Inject");
   };
   const schedule = () => ask(plan, "schedule", { name: preset.value }, "Start");
-  const set_recovery = async (field, select) => { select.disabled = true; const answer = await view.ask("set_recovery", { [field]: select.value }); select.disabled = false; tell(answer); if (answer.error) draw(); };
+  const set_recovery = async (field, select) => { const held = select.matches(":focus"); select.disabled = true; const answer = await view.ask("set_recovery", { [field]: select.value }); select.disabled = false; if (held) select.focus(); tell(answer); if (answer.error) draw(); };
 
   const draw = () => {
     const right = model.get("right"), may = right !== "READ" && !shown.over;
