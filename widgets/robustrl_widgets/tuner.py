@@ -81,6 +81,8 @@ class Tuner:
         self.now: tuning.Trial | None = None
         self.other: tuning.Trial | None = None
         self._points: list[tuple[dict[str, float], Score]] = []
+        self._dots: list[list[Any]] = []
+        """They as drawn; found anew when points come, not with each move."""
         self._todo: deque[tuple[dict[str, Any], Thresholds]] = deque()
         self._told = 0.0
         self.push()
@@ -186,7 +188,7 @@ class Tuner:
             found["a"] = tuning.side(self.now, run, self.shown)
             if self.other is not None:
                 found["b"] = tuning.side(self.other, run, self.shown)
-            found["points"] = tuning.points(self._points)
+            found["points"] = self._dots
             found["todo"] = len(self._todo)
         return found
 
@@ -196,7 +198,7 @@ class Tuner:
         self._points.append((changes, self.material.score(thresholds)))
         now = time.monotonic()
         if now - self._told >= _POINTS_EVERY or not self._todo:
-            self._told = now
+            self._told, self._dots = now, tuning.points(self._points)
             self.push()
 
     # -- verbs ---
@@ -215,6 +217,7 @@ class Tuner:
         still = tuning.still(material, 0)
         self.material, self.shown, self.now, self.other, self._still = material, 0, now, None, still  # all of it, or what was there stays
         self._points = [({}, now.score)]
+        self._dots = tuning.points(self._points)
         self._todo = deque(drawn[1 : POINTS + 1])
 
     def _set(self, args: Mapping[str, Any]) -> None:

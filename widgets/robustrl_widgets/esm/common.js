@@ -51,7 +51,8 @@ const bytes = (count) => {
 const whole = (count) => Number(count).toLocaleString("en").replaceAll(",", "\u2009");
 
 // The view's own handle on its model: `draw(picture)` at most once per frame, `tick()` four times a second while the page is seen.
-const open_view = (model, el, name, draw, tick) => {
+// `at_once`: what comes is drawn when it comes, for views whose pictures are answers; a page that is not seen waits for its next frame.
+const open_view = (model, el, name, draw, tick, at_once = false) => {
   const root = h("div", { class: `rrl rrl-${name}` });
   el.append(h("style", {}, CSS), root);
   let keyframe = null, key = 0, picture = null, delta = {}, at = performance.now(), waiting = false, closed = false;
@@ -69,6 +70,7 @@ const open_view = (model, el, name, draw, tick) => {
     try { draw(merge(picture, delta.patch ?? {})); tick?.(); } catch (error) { console.error(`robustrl ${name}:`, error); }
   };
   const soon = () => { if (!waiting && !closed) { waiting = true; requestAnimationFrame(paint); } };
+  const arrived = () => { if (at_once && !document.hidden && picture) paint(); else soon(); };
   // One command at a time: a host may pass on only the last of two values that come in short order.
   let asked = null, before = Promise.resolve();
   const answered = () => {
@@ -82,8 +84,8 @@ const open_view = (model, el, name, draw, tick) => {
     model.set("command", JSON.stringify({ id, verb, args: args ?? {} }));
     model.save_changes();
   });
-  model.on("change:full", soon);
-  model.on("change:delta", soon);
+  model.on("change:full", arrived);
+  model.on("change:delta", arrived);
   model.on("change:answer", answered);
   const stop_theme = follow_theme(root);
   const timer = setInterval(() => { if (!document.hidden && root.isConnected) tick?.(); }, 250);
@@ -100,8 +102,8 @@ const open_view = (model, el, name, draw, tick) => {
       closed = true;
       clearInterval(timer);
       stop_theme();
-      model.off("change:full", soon);
-      model.off("change:delta", soon);
+      model.off("change:full", arrived);
+      model.off("change:delta", arrived);
       model.off("change:answer", answered);
     },
   };

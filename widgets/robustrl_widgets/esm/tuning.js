@@ -12,7 +12,7 @@ const STYLE = `.rrl-tuning .lab { display: grid; grid-template-columns: minmax(0
 function render({ model, el }) {
   let shown = {}, lanes = [], busy = false, again = false, wrong = false, adopt = true, still = "", moved = Promise.resolve();
   const sliders = new Map();
-  const view = open_view(model, el, "tuning", (picture) => { shown = picture; draw(); });
+  const view = open_view(model, el, "tuning", (picture) => { shown = picture; draw(); }, null, true);
   const source = h("select", { "aria-label": "what is tuned on" }), runs = h("select", { "aria-label": "run shown", onchange: () => ask("look", { run: Number(runs.value) }) });
   const said = h("span", { class: "mut", role: "status" }), error = h("div", { class: "why", role: "alert" }), place = h("div", {}), list = h("div", {}), scores = h("div", {}), plot = h("div", {}), code = h("pre", {});
   const ask = async (verb, args) => {
@@ -153,7 +153,7 @@ function render({ model, el }) {
     const front = points.map((point, index) => [point, index]).filter(([point]) => point[2]).sort((a, b) => a[0][0] - b[0][0]);
     drawing.append(svg("path", { d: front.map(([point], index) => `${index ? "L" : "M"}${x(point[0])},${y(point[1])}`).join(""), fill: "none", stroke: "var(--rec)" }));
     points.forEach((point, index) => {
-      const dot = svg("circle", { cx: x(point[0]), cy: y(point[1]), r: point[2] ? 5 : 3, fill: point[2] ? "var(--rec)" : point[3] ? "none" : "var(--mut)", stroke: point[3] ? "var(--mut)" : "none", opacity: point[2] ? 1 : 0.6, "data-point": index, tabindex: point[2] ? 0 : -1, role: "button", "aria-label": `setting ${index}` }, svg("title", {}));
+      const dot = svg("circle", { cx: x(point[0]), cy: y(point[1]), r: point[2] ? 5 : 3, fill: point[2] ? "var(--rec)" : point[3] ? "none" : "var(--mut)", stroke: point[3] ? "var(--mut)" : "none", "fill-opacity": point[2] ? 1 : 0.6, "stroke-opacity": 0.6, "data-point": index, tabindex: point[2] ? 0 : -1, role: "button", "aria-label": `setting ${index}` }, svg("title", {}));
       dot.firstChild.textContent = `${nice(point[0])} false alarms per hour, mean delay ${span(point[1])}${point[3] ? `, ${point[3]} missed` : ""}: click to load it`;
       const choose = async () => { adopt = true; await ask("point", { point: index }); adopt = true; draw(); };
       dot.addEventListener("click", choose);
