@@ -105,6 +105,8 @@ def test_a_ghost_is_found_by_what_the_job_learns_and_a_broken_file_is_said(tmp_p
     assert ghost_files.write(GHOST, tmp_path).name == f"{key_of(config)}.json"
     assert ghost_files.find({**config, "steps": 999, "name": "other", "recovery": {}}, tmp_path) == GHOST
     assert ghost_files.find({**config, "seed": 7}, tmp_path) is None
+    for place in ("runs/one", "runs/one/events.jsonl", "runs/one/events.jsonl.gz"):
+        assert ghost_files.folder_of(tmp_path / place) == tmp_path / "runs" / "ghosts"
     feed = Feed(RecordedRun(LOG, speed=1e-9), ghosts=tmp_path)
     assert feed.still()[0].race.ghost == GHOST
     (tmp_path / f"{key_of(config)}.json").write_text("{")

@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 
 
 def folder_of(run: str | Path) -> Path:
-    """Where the ghosts of the runs beside this one are. ``run``: its directory, or its log."""
+    """Where the ghosts of the runs beside this one are. ``run``: its directory, or its log, also gzipped."""
     place = Path(run).expanduser().absolute()
-    return (place if place.suffix != ".jsonl" else place.parent).parent / "ghosts"
+    return (place.parent if place.name.endswith((".jsonl", ".jsonl.gz")) else place).parent / "ghosts"
 
 
 def read(path: Path) -> Ghost:
