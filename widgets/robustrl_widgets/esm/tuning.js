@@ -46,7 +46,7 @@ function render({ model, el }) {
   const enable = () => { for (const each of [runs, reset, keep, copy]) each.disabled = !shown.a; apply.disabled = !shown.a || wrong; };
   let waiting = false;
   const redraw = () => { if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; signals(); }); } };
-  // Drawing anew what is the same costs a slider more time than the kernel takes to judge its setting.
+  // What is the same is not drawn again: a slider would wait for it.
   const drawn = new Map();
   const anew = (name, what, make) => { const text = JSON.stringify(what); if (drawn.get(name) !== text) { drawn.set(name, text); make(); } };
 
