@@ -50,8 +50,9 @@ class Setting:
     score: Score
 
     def code(self) -> str:
-        """The change as code for a live job."""
-        return "\n".join(f"job.thresholds.{path} = {value!r}" for path, value in self.changes.items())
+        """The change as code for a live job: all at once, as some settings contradict each other while only one of them is set."""
+        lines = "".join(f'    "{path}": {value!r},\n' for path, value in self.changes.items())
+        return f"job.thresholds.update({{\n{lines}}})" if lines else "# as recorded"
 
     def __repr__(self) -> str:
         score = self.score

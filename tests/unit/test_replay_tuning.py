@@ -74,14 +74,16 @@ def test_a_side_has_marks_scores_and_code(material: tuning.Material) -> None:
     side = tuning.side(material.trial(SHARP), RUNS[0], 0)
     assert [(mark[1], mark[2]) for mark in side["marks"]] == [("rollout-0", "detected")]
     assert side["values"]["rollout.no_tokens"] == 1.0 and side["score"]["detected"] == side["score"]["faults"] == 2
-    assert side["code"].splitlines()[1] == "job.thresholds.rollout.no_tokens = 1"
+    taken: dict[str, float] = {}
+    exec(side["code"], {"job": SimpleNamespace(thresholds=taken)})  # what update() takes; one by one the job would refuse some
+    assert taken == SHARP
     assert tuning.side(material.trial({}), RUNS[0], 0)["code"] == "# as recorded"
 
 
 def test_what_is_saved_shows_signals_truth_verdicts_and_the_setting_and_trusts_no_text(material: tuning.Material) -> None:
     picture = {**tuning.still(material, 0), "a": tuning.side(material.trial(SHARP), RUNS[0], 0)}
     form = tuning_html({**picture, "b": tuning.side(material.trial({}), RUNS[0], 0)})
-    assert "run-3" in form and "found, rule" in form and "job.thresholds.rollout.no_tokens = 1" in form and ">kept<" in form
+    assert "run-3" in form and "found, rule" in form and "&quot;rollout.no_tokens&quot;: 1," in form and ">kept<" in form
     assert form.count('<rect ') == 1 and 'stroke="#d55e00"/>' in form, "the fault, and signals beyond their limits"
     assert "<script" not in form and "No run was loaded" in tuning_html({})
     evil = "<img src=x onerror=alert(1)>"

@@ -81,8 +81,9 @@ class Trial:
     score: Score
 
     def code(self) -> str:
-        """For a live job."""
-        return "\n".join(f"job.thresholds.{path} = {value:.4g}" for path, value in sorted(self.changes.items())) or "# as recorded"
+        """For a live job: all at once, as some settings contradict each other while only one of them is set."""
+        lines = "".join(f'    "{path}": {value:.4g},\n' for path, value in sorted(self.changes.items()))
+        return f"job.thresholds.update({{\n{lines}}})" if lines else "# as recorded"
 
 
 def still(material: Material, shown: int) -> Picture:
