@@ -33,7 +33,7 @@ job.stop()
 """,
 )
 _MOVES = """async ({ root, path, moves }) => {
-  const view = document.querySelector(root), slider = view.querySelector(`input[aria-label="${path}"]`), took = [];
+  const view = document.querySelector(root), slider = view.querySelector(`input[aria-label="${path}"]`), took = [], kernel = [];
   const shown = () => JSON.parse(view.dataset.values ?? "{}")[path];
   for (let i = 0; i < moves; i += 1) {
     const before = shown(), began = performance.now();
@@ -42,8 +42,9 @@ _MOVES = """async ({ root, path, moves }) => {
     while (shown() === before && performance.now() - began < 5000) await new Promise((done) => requestAnimationFrame(done));
     took.push(performance.now() - began);
     await new Promise((done) => setTimeout(done, 30));
+    kernel.push(Number(view.dataset.took));
   }
-  return took;
+  return [took, kernel];
 }"""
 MOVES, LIMIT, MARGIN = 40, 100.0, 3.0
 
@@ -69,9 +70,10 @@ def test_picture_and_scores_follow_a_slider_and_the_setting_goes_into_the_job(no
     _until(view, "the run to be made ready", lambda: tuning.locator("[data-score]").count() > 0, 60.0)
     _until(view, "the points", lambda: "to come" not in tuning.inner_text() and tuning.locator("circle").count() > 50, 120.0)
     stems = tuning.locator("svg path").nth(0).get_attribute("d")
-    took = sorted(view.evaluate(_MOVES, {"root": ".rrl-tuning", "path": "trainer.no_compute", "moves": MOVES}))
+    took, kernel = map(sorted, view.evaluate(_MOVES, {"root": ".rrl-tuning", "path": "trainer.no_compute", "moves": MOVES}))
     p95 = took[int(0.95 * MOVES)]
-    print(f"slider to picture and scores: median {took[MOVES // 2]:.0f} ms, p95 {p95:.0f} ms, longest {took[-1]:.0f} ms (goal {LIMIT:.0f})")
+    print(f"slider to picture and scores: median {took[MOVES // 2]:.0f} ms, p95 {p95:.0f} ms, longest {took[-1]:.0f} ms "
+          f"(goal {LIMIT:.0f}); of it the kernel's judgement: median {kernel[MOVES // 2]:.0f} ms")
     assert p95 <= MARGIN * LIMIT
     assert stems is not None and "trainer.no_compute" in tuning.locator("pre").inner_text()
     tuning.get_by_role("button", name="keep for comparison").click()
