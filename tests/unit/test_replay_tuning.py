@@ -198,8 +198,14 @@ def test_a_hidden_fault_is_not_told_to_whoever_loads_the_run() -> None:
 
 def test_nobody_is_answered_under_a_lock_and_a_closed_one_takes_none() -> None:
     free: list[bool] = []
-    tuner = Tuner({"slow": lambda: (started.wait(5.0) and [], None)}, lambda what, channel: None)  # type: ignore[arg-type, return-value]
-    started = threading.Event()
+    taken, go_on = threading.Event(), threading.Event()
+
+    def slow() -> tuple[list[Run], None]:
+        taken.set()
+        go_on.wait(5.0)
+        return [], None
+
+    tuner = Tuner({"slow": slow}, lambda what, channel: None)
     assert tuner._thread is None, "a page that asks nothing costs no thread"
 
     def answer(found: dict[str, Any]) -> None:
@@ -208,8 +214,7 @@ def test_nobody_is_answered_under_a_lock_and_a_closed_one_takes_none() -> None:
         other.join()
 
     tuner.take(json.dumps({"id": "0", "verb": "load", "args": {"source": "slow"}}), lambda found: None)
-    while tuner._orders:
-        time.sleep(0.001)
+    assert taken.wait(5.0)
     for _ in range(65):
         tuner.take(json.dumps({"id": "1", "verb": "set"}), answer)
     assert free == [True]
@@ -219,7 +224,7 @@ def test_nobody_is_answered_under_a_lock_and_a_closed_one_takes_none() -> None:
         again.start()
         again.join(5.0)
         assert not again.is_alive()
-    started.set()
+    go_on.set()
 
 
 def test_a_source_that_fails_leaves_what_was_there_and_a_page_that_is_gone_does_not_end_the_thread() -> None:
