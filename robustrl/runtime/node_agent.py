@@ -35,11 +35,12 @@ class NodeAgent(Role):
         for path in (Path(spec.temp_dir).parent, Path(spec.temp_dir), Path(spec.shm_dir)):
             registry.private_folder(path)
         super().__init__(spec)
-
-    async def on_open(self) -> None:
+        # not in on_open: whoever starts beside a later life of the agent calls it as soon as its process is there
         self._processes: dict[tuple[str, int], ProcessId] = {}
         self._sensors = Sensors(on_exit=self.emit, on_sample=self.emit)
         self._hand = Hand(self.emit)
+
+    async def on_open(self) -> None:
         self.page.phase = Phase.RUNNING
 
     async def keep_secret(self, secret: bytes) -> None:
@@ -94,17 +95,20 @@ class NodeAgent(Role):
         """The fault and all that lasts of it."""
         self._hand.call_off(fault, folder, self._processes.get((role, incarnation)))
 
-    async def kill(self, role: str, incarnation: int) -> None:
-        """SIGKILL, and return when the process is dead; one that is dead already is left in peace. Raises WaitTimeout."""
-        if process := self._processes.get((role, incarnation)):
-            try:
-                await asyncio.to_thread(self._keep_evidence, role, incarnation, process)
-            except OSError as error:  # a full disk, say: no reason not to go on
-                self.log.warning("no evidence of %s incarnation %d: %s", role, incarnation, error)
-            kill(process)
-            limit = self.deadlines.call / 2
-            if not await asyncio.to_thread(wait_exit, process, limit):
-                raise WaitTimeout(f"{role} (pid {process.pid}): not dead {limit:g} s after SIGKILL; no next life is started beside it")
+    async def kill(self, role: str, incarnation: int, pid: int, start_ticks: int) -> None:
+        """SIGKILL, and return when the process is dead; one that is dead already is left in peace. Raises WaitTimeout.
+
+        The process is named, for a later life of this agent may be asked before it watches whom the one before did.
+        """
+        process = ProcessId(pid, start_ticks)
+        try:
+            await asyncio.to_thread(self._keep_evidence, role, incarnation, process)
+        except OSError as error:  # a full disk, say: no reason not to go on
+            self.log.warning("no evidence of %s incarnation %d: %s", role, incarnation, error)
+        kill(process)
+        limit = self.deadlines.call / 2
+        if not await asyncio.to_thread(wait_exit, process, limit):
+            raise WaitTimeout(f"{role} (pid {process.pid}): not dead {limit:g} s after SIGKILL; no next life is started beside it")
 
     def _keep_evidence(self, role: str, incarnation: int, process: ProcessId) -> None:
         """State and Python stack of a process that is about to be killed, in the run directory; of a dead or dying one there is none."""

@@ -89,7 +89,7 @@ class Restarting:
         view = self._host.state.roles["supervisor"]
         process = ProcessId(view.pid, self._lives.ticks["supervisor"])
         try:  # the agent keeps a stack of it
-            await self._lives.agent_of(view.node).call("kill", "supervisor", incarnation, deadline=_LAST_LOOK)
+            await self._lives.agent_of(view.node).call("kill", "supervisor", incarnation, *process, deadline=_LAST_LOOK)
         except (PeerDied, WaitTimeout) as error:
             log.warning("%s", error)
             if self._host.config.address is None:  # elsewhere, Ray's word on that node is all there is
@@ -160,7 +160,7 @@ class Restarting:
         if gone or agent.role == role or (role == "supervisor" and self._host.config.address is None):
             await self._kill(role)
         else:
-            await agent.call("kill", role, view.incarnation, deadline=limit, again=True)
+            await agent.call("kill", role, view.incarnation, view.pid, self._lives.ticks[role], deadline=limit, again=True)
 
     async def _kill(self, role: str) -> None:
         """By the host itself, on its own machine."""
