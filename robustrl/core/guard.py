@@ -4,8 +4,9 @@ The host feeds every entry of the log and looks at times of its own. Two signs, 
 samples show that the supervisor's event loop has not come round for ``management.silent``; or nobody has seen it (its node's agent says
 nothing either) and it has said nothing itself for ``node.silent`` and that together, the time in which it would have condemned the agent.
 
-No false alarm: what counts begins when this life is ready, and anew when the host itself did not run (ClockGap). A death is not this
-rule's business: it is seen as any other. Blind spot: a loop that turns and decides nothing.
+No false alarm: what counts begins when this life is ready, and anew when the host itself did not run (ClockGap); and once it is said that
+the agent has failed, or is restarted, being unseen counts from the start of the agent's next life. A death is not this rule's business: it
+is seen as any other. Blind spots: a loop that turns and decides nothing; one that stops after its word on an agent that never comes back.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ class Guard:
         self._watching = False
         self._begun = self._seen = -math.inf
         """Host times: from when on silence counts; when it last gave a sign of any sort."""
+        self._node = ""
+        self._agents: dict[str, str] = {}
+        """Node -> its agent."""
+        self._leaving: set[str] = set()
+        """Agents of which it was said that they have failed, or are restarted."""
 
     def feed(self, entry: ev.Entry) -> ev.Verdict | None:
         """Takes the next entry in; a verdict if it shows that the supervisor stands still. At most one for each life."""
@@ -42,7 +48,12 @@ class Guard:
                 self._seen = entry.t
                 return self._judge_sample(entry, event)
             case ev.RoleStarted(role="supervisor", incarnation=incarnation):
-                self._incarnation, self._watching = incarnation, False
+                self._incarnation, self._watching, self._node = incarnation, False, event.node
+            case ev.RoleStarted(role=role) if role.startswith(RoleKind.NODE_AGENT):
+                self._agents[event.node] = role
+                if role in self._leaving:
+                    self._leaving.remove(role)
+                    self._begun = max(self._begun, entry.t)
             case ev.RoleReady(role="supervisor", incarnation=self._incarnation):
                 self._watching, self._begun = True, entry.t
             case (
@@ -52,6 +63,8 @@ class Guard:
                 | ev.RunResumed()
             ):
                 self._watching = False
+            case ev.Verdict(role=role, kind="failed") | ev.RestartDecided(role=role) if role.startswith(RoleKind.NODE_AGENT):
+                self._leaving.add(role)
             case ev.ThresholdsChanged():
                 self._thresholds = Thresholds.from_dict(event.thresholds)
             case ev.ClockGap() if entry.source == ev.HOST:
@@ -62,7 +75,7 @@ class Guard:
         """``now``: the log's time. As `feed`, when nothing has come."""
         limit = self._thresholds.node.silent + self._thresholds.management.silent
         since = max(self._begun, self._seen)
-        if not self._watching or now < since + limit:
+        if not self._watching or self._agents.get(self._node) in self._leaving or now < since + limit:
             return None
         return self._condemn("unseen", since, limit, now, {"unseen": True, "unheard": True})
 

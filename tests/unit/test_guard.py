@@ -114,6 +114,32 @@ def test_with_its_agent_gone_too_it_is_judged_by_its_own_words(speaks: bool) -> 
         assert 0 <= story.said[0].seen - story.said[0].due <= 1.0
 
 
+def test_it_may_be_silent_once_it_has_spoken_on_its_agent_until_the_next_one_is_there() -> None:
+    """The agent's restart may take longer than the limit, and where recovery is only observed there is none."""
+    story = _Story()
+    story.at(2.0, ev.RoleStarted(role="node_agent-0", incarnation=1, node="node-0", pid=8, start_ticks=1))
+    story.samples(2.5, 10.0)
+    story.at(15.0, _failed("node_agent-1"), "supervisor")
+    story.at(15.1, _failed("node_agent-0"), "supervisor")
+    assert story.guard.look(500.0) is None
+    story.at(500.0, ev.RoleStarted(role="node_agent-0", incarnation=2, node="node-0", pid=9, start_ticks=1))
+    assert story.guard.look(500.0 + UNSEEN - 0.1) is None
+    verdict = story.guard.look(500.0 + UNSEEN)
+    assert verdict and (verdict.rule, verdict.onset) == ("unseen", 500.0), "whoever brought it back did not see the supervisor"
+
+
+def test_a_word_on_another_nodes_agent_is_no_excuse() -> None:
+    story = _Story()
+    story.at(2.0, ev.RoleStarted(role="node_agent-0", incarnation=1, node="node-0", pid=8, start_ticks=1))
+    story.at(3.0, _failed("node_agent-1"), "supervisor")
+    assert story.guard.look(3.0 + UNSEEN)
+
+
+def _failed(role: str) -> ev.Verdict:
+    return ev.Verdict(role=role, incarnation=1, kind="failed", rule="silent", evidence={}, threshold=5.0, due=15.0, seen=15.0, onset=10.0,
+                      blind_spot="none")
+
+
 def test_the_limit_is_the_one_in_force() -> None:
     story = _Story()
     story.at(10.0, ev.ThresholdsChanged(thresholds=LAB.replace("management.silent", "12s").to_dict(), changes={}))
