@@ -58,6 +58,7 @@ class Trainer(Role):
         self._next_slot: asyncio.Task[int] | None = None
         self._layout: Layout | None = None
         self._learner: Any = None
+        self._said_ready = False
         self._redone = -1
         """The last step that was committed before the state was rolled back."""
         self._cuda = False
@@ -90,7 +91,8 @@ class Trainer(Role):
             if self.config.trainer_ranks > 1:
                 await self._in_thread(ranks.agree_on, self._learner.step)
             self._enter(Phase.WAITING_BATCH)
-        if first:
+        if not self._said_ready:  # a meeting before this one may have failed once the learner was there
+            self._said_ready = True
             self.say_ready()
 
     async def leave_group(self) -> None:

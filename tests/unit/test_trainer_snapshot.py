@@ -116,3 +116,38 @@ def test_a_state_that_has_outgrown_its_slot_is_refused() -> None:
     state = Gathered({"a": torch.zeros(64)}, [np.zeros(9, np.uint8)], [], 0.0)
     with pytest.raises(WeightsError, match="9 bytes: the slot has room for 8"):
         fill_slot(Slot("p", layout.nbytes, 8), np.zeros(layout.nbytes + 8, np.uint8), layout, state)
+
+
+def test_a_rank_whose_first_meeting_fails_late_is_ready_after_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank dies as all agree on their step: this one's learner is there, and nobody may call it before it has said so."""
+    said = list[str]()
+    agree = iter([RuntimeError("gloo: connection closed by peer"), None, None])
+
+    def agree_on(step: int) -> None:
+        if error := next(agree):
+            raise error
+
+    async def scenario() -> None:
+        made, keeper, learner = trainer(tmp_path)
+        here: Any = made
+        here.config = JobConfig(trainer_ranks=2, profile="class")
+        here.spec, here._one_step, here._cuda = SimpleNamespace(incarnation=2), asyncio.Lock(), False
+        here._said_ready, here._learner = False, None
+
+        async def restored() -> bool:
+            return True
+
+        async def peer(role: str) -> _Keeper:
+            return keeper
+
+        here.peer, here._restore, here._meet = peer, restored, lambda *_: None
+        here._build, here.say_ready = lambda: setattr(here, "_learner", learner), lambda: said.append("ready")
+        monkeypatch.setattr("robustrl.runtime.trainer.ranks.agree_on", agree_on)
+        with pytest.raises(RuntimeError, match="gloo"):
+            await made.prepare("here:1", 1.0)
+        assert not said
+        for _ in range(2):
+            await made.prepare("here:1", 1.0)
+        assert said == ["ready"]
+
+    asyncio.run(scenario())
