@@ -131,6 +131,9 @@ class Restarting:
         except WaitTimeout as error:
             self._host.record(ev.WarningRaised(text=f"{role} did not come back and is killed: {error}"))
             await self._end_life(role)
+        else:
+            if RoleId.parse(role).kind is RoleKind.TASK_RUNNER:  # no part of its set-up: what stops the training ends the job
+                await self._host.run_training()
 
     async def _set_up_again(self, role: str) -> None:
         deadline = self._host.config.deadlines.role_start
@@ -143,8 +146,6 @@ class Restarting:
                 await self._ranks.meet(role)
             case RoleKind.ROLLOUT:
                 await self._lives.peer("rollout_manager").call("add_rollout", role, deadline=deadline, again=True)
-            case RoleKind.TASK_RUNNER:
-                await self._host.run_training()
             case RoleKind.NODE_AGENT:
                 await self._watch_again(role)
 
@@ -196,7 +197,8 @@ class Restarting:
             for task in list(self._under_way):
                 task.cancel()
             await asyncio.gather(*self._under_way, return_exceptions=True)
-            roles = [role for role in self._lives.places if role.kind not in self._spared() and not self._drained(str(role))]
+            begun = [role for role in self._lives.places if str(role) in self._lives.ticks]  # not one that is just being added
+            roles = [role for role in begun if role.kind not in self._spared() and not self._drained(str(role))]
             log.info("restarting everything: %s", ", ".join(map(str, roles)))
             await asyncio.gather(*(self._end_for_all(str(role)) for role in roles))
             for role in roles:
@@ -257,7 +259,7 @@ class Restarting:
         if self._host.config.address is not None:
             return
         for role, view in self._host.state.roles.items():  # on one machine they may have outlived their raylet
-            if view.node == node and (role, view.incarnation) not in self._lives.given:
+            if role in self._lives.ticks and view.node == node and (role, view.incarnation) not in self._lives.given:
                 kill(ProcessId(view.pid, self._lives.ticks[role]))
                 for folder in (self._host.shm, self._host.temp):  # as on a machine that is gone
                     for path in folder.glob(f"{role}.*"):

@@ -12,7 +12,7 @@ from ..core.lifecycle import STOPPED
 from ..core.placement import place_another
 from ..core.recovery import MODES, STANDBYS
 from ..core.roles import RoleId, RoleKind, RoleState
-from ..errors import ConfigError, JobFailed, RobustRLError
+from ..errors import ConfigError, JobFailed, PeerDied, RobustRLError, WaitTimeout
 from . import injecting, wire
 from .role import Peer, actor_name
 
@@ -130,14 +130,21 @@ class Serving:
         try:
             await self._lives.create(str(role))
         except BaseException:
-            del self._lives.places[role]  # there is no such role
+            if str(role) not in self._host.state.roles:
+                del self._lives.places[role]
             raise
         self._host.spawn(self._join(str(role), manager))
         return str(role)
 
     async def _join(self, rollout: str, manager: Peer) -> None:
-        await self._lives.peer(rollout).call("open", deadline=self._host.config.deadlines.role_start)
-        await manager.call("add_rollout", rollout, deadline=self._host.config.deadlines.call)
+        deadline = self._host.config.deadlines.role_start
+        try:
+            await self._lives.peer(rollout).call("open", deadline=deadline)
+            await manager.call("add_rollout", rollout, deadline=deadline, again=True)
+        except PeerDied as error:  # the supervisor hears of that death as of any other
+            log.warning("%s did not join: %s", rollout, error)
+        except WaitTimeout as error:
+            self._host.record(ev.WarningRaised(text=f"{rollout} did not join: {error}"))
 
     async def _set_thresholds(self, changes: dict[str, Any]) -> dict[str, Any]:
         """All or none of ``changes`` (path -> value), checked and in force from the next entry on. Returns all thresholds."""

@@ -16,6 +16,7 @@ from robustrl.core.roles import RoleId, RoleState
 from robustrl.errors import PeerDied, RobustRLError, WaitTimeout
 from robustrl.runtime.processes import read_start_ticks
 from robustrl.runtime.restarting import Restarting
+from robustrl.runtime.serving import Serving
 
 _NOBODY = 2**22 + 1
 """Beyond the largest pid."""
@@ -267,3 +268,43 @@ def test_the_end_of_the_supervisor_in_a_full_restart_is_no_news() -> None:
         host.restarting.replace_supervisor(1, 7, "ActorDiedError")
 
     assert len([e for e in scenario(play).events if isinstance(e, ev.RestartDecided)]) == len(_NODES)
+
+
+def test_a_role_that_is_just_being_added_is_no_part_of_a_full_restart() -> None:
+    def play(host: _Host) -> None:
+        host.lives.places[RoleId.parse("rollout-7")] = "node-1"  # its process has not said yet who it is
+        host.record(decided("trainer-0", "full"))
+
+    assert scenario(play).done == [f"start {len(_NODES)}", "run"]
+
+
+def test_a_node_is_lost_with_roles_that_only_the_host_before_knew(tmp_path: Any) -> None:
+    def play(host: _Host) -> None:
+        host.shm = host.temp = tmp_path
+        del host.lives.ticks["rollout-0"]  # it was added, and a resumed run begins with those of its configuration
+        host.restarting._lose("node-1", "its raylet ended")
+
+    assert [e.node for e in scenario(play).events if isinstance(e, ev.NodeLost)] == ["node-1"]
+
+
+def test_what_stops_the_training_is_no_set_up_that_came_late() -> None:
+    async def stopped() -> None:
+        raise WaitTimeout("evaluation of 8 prompts")
+
+    def play(host: _Host) -> None:
+        host.run_training = stopped  # type: ignore[method-assign]
+        host.record(decided("task_runner"))
+
+    with pytest.raises(WaitTimeout, match="evaluation of 8 prompts"):
+        scenario(play)
+
+
+@pytest.mark.parametrize("error", [PeerDied("rollout-7 died during open()"), WaitTimeout("rollout-7.open()")])
+def test_an_added_rollout_that_dies_or_hangs_before_it_joins_ends_no_job(error: RobustRLError) -> None:
+    async def call(*_: Any, **__: Any) -> None:
+        raise error
+
+    host = _Host()
+    host.lives.peer = lambda role: SimpleNamespace(call=call)
+    asyncio.run(Serving(host)._join("rollout-7", host.lives.peer("rollout_manager")))  # type: ignore[arg-type]
+    assert [type(event) for event in host.events] == ([ev.WarningRaised] if isinstance(error, WaitTimeout) else [])
