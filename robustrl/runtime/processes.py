@@ -6,6 +6,7 @@ and not yet executed carries its parent's mark. Processes of other users cannot 
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -58,9 +59,18 @@ def is_alive(process: ProcessId) -> bool:
     return int(fields[19]) == process.start_ticks and fields[0] not in "ZX"
 
 
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOENT):
+            raise
+        raise ProcessLookupError(f"pid {pid}: is now a thread's number") from error
+
+
 def open_pidfd(process: ProcessId) -> int:
     """A descriptor that becomes readable when the process ends. Raises ProcessLookupError if it has ended (or the pid is another's)."""
-    fd = os.pidfd_open(process.pid)
+    fd = _pidfd(process.pid)
     if not is_alive(process):
         os.close(fd)
         raise ProcessLookupError(f"pid {process.pid} started at tick {process.start_ticks}: has ended")
@@ -70,7 +80,7 @@ def open_pidfd(process: ProcessId) -> int:
 def wait_exit(process: ProcessId, timeout: float) -> bool:
     """True as soon as the process has ended with all its threads and given its memory back, False after ``timeout`` seconds."""
     try:
-        fd = os.pidfd_open(process.pid)
+        fd = _pidfd(process.pid)
     except ProcessLookupError:
         return True
     try:

@@ -7,6 +7,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -132,3 +133,18 @@ def test_memory_of_a_run(run):
     assert processes.pss_bytes(run) == 0
     _start(run, "import time; x = bytearray(64 << 20); print(1, flush=True); time.sleep(60)")
     assert 64 << 20 < processes.pss_bytes(run) < 128 << 20
+
+
+def test_a_number_that_is_now_a_threads_names_no_process():
+    """Numbers are given anew to threads as to processes, and the kernel opens none of those."""
+    going, number = threading.Event(), []
+    thread = threading.Thread(target=lambda: (number.append(threading.get_native_id()), going.wait(10)))
+    thread.start()
+    while not number:
+        time.sleep(0.001)
+    try:
+        before = ProcessId(number[0], 1)
+        assert processes.wait_exit(before, 1.0) and not processes.kill(before)
+    finally:
+        going.set()
+        thread.join()
