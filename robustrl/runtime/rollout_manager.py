@@ -247,6 +247,8 @@ class RolloutManager(Role):
 
     async def _take(self, lane: Lane, version: int, finished: list[tuple[int, bytes]], tools: list[bytes]) -> None:
         async with self._changed:
+            if not lane.alive:  # lost while this waited: what it had open goes on elsewhere, and ends there alone
+                return
             lane.version = version
             lane.open.difference_update(number for number, _ in finished)
             self._changed.notify_all()

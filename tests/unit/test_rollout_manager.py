@@ -69,3 +69,29 @@ def test_a_rollout_that_hangs_or_dies_delays_no_other_and_ends_no_manager() -> N
         assert [lane.role for lane in here._lanes] == ["rollout-0", "rollout-2"], "one that hangs is the detector's matter"
 
     asyncio.run(scenario())
+
+
+def test_what_a_rollout_finished_as_it_was_lost_ends_once_where_it_goes_on() -> None:
+    async def scenario() -> None:
+        made = manager()
+        here: Any = made
+        here._tasks, here.log, here.page, here._in_tool, moved = set(), logging.getLogger("test"), None, set(), list[list[int]]()
+        lane = Lane(_Rollout("rollout-0"), 1)  # type: ignore[arg-type]
+        lane.open, here._lanes = {1}, [lane]
+        trajectory = Trajectory(id=1, batch=1, group=0, prompt="p", prompt_tokens=[1], columns={})
+        await made._queue([trajectory], 0)
+
+        async def move(_: Lane, ids: list[int]) -> None:
+            moved.append(ids)
+
+        here._move, here._show = move, lambda: None
+        await made._changed.acquire()
+        taking = asyncio.create_task(made._take(lane, 3, [(1, msgspec.msgpack.encode(trajectory))], []))
+        await asyncio.sleep(0)
+        made._lose(lane, "it died")
+        made._changed.release()
+        await taking
+        await asyncio.sleep(0)
+        assert moved == [[1]] and made._groups[1, 0].unfinished == {1}
+
+    asyncio.run(scenario())
