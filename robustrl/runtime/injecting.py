@@ -152,6 +152,8 @@ class Injector:
             if not view.hits and not view.outcome:
                 outcome = "vanished" if isinstance(error, PeerDied) else "refused"
                 self._host.record(ev.FaultEnded(fault=strike.fault, outcome=outcome, reason=f"{type(error).__name__}: {error}"))
+            else:
+                self._record_if_open(ev.WarningRaised(text=f"fault {strike.fault} was done, and then: {type(error).__name__}: {error}"))
 
     async def _carry_out(self, strike: Strike) -> None:
         lives, fault = self._host.lives, strike.what
@@ -266,11 +268,17 @@ class Injector:
 
     def _mend(self, number: int) -> None:
         assert self._network is not None
-        link = self._links.pop(number)
-        if self._host.state.faults[number].kind == Delay.__struct_config__.tag:
-            self._network.hurry(link)
-        else:
-            self._network.heal(link)
+        link = self._links.pop(number, "")
+        if not link:
+            return  # its time is over and it is called off, both at once
+        try:
+            if self._host.state.faults[number].kind == Delay.__struct_config__.tag:
+                self._network.hurry(link)
+            else:
+                self._network.heal(link)
+        except RobustRLError:
+            self._links[number] = link
+            raise
 
     def _remove_files(self, node: str, roles: list[str]) -> list[str]:
         """A role's files are those named after it: slots of snapshots, what lies beside them."""

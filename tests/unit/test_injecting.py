@@ -214,6 +214,30 @@ def test_a_partition_hits_every_role_of_the_node_and_is_over_in_time_or_called_o
     asyncio.run(asyncio.wait_for(scenario(), 10))
 
 
+def test_a_partition_that_cannot_be_ended_says_so_and_can_still_be_called_off(tmp_path: Path) -> None:
+    class Stuck(_Network):
+        def heal(self, link: str) -> None:
+            super().heal(link)
+            if len(self.done) == 2:
+                raise RobustRLError("ip link set: timed out")
+
+    host, network, said = Host(tmp_path), Stuck(), list[str]()
+    host.config = msgspec.structs.replace(host.config, hosts="namespaces", nodes=2)
+    host.injector = Injector(host)  # type: ignore[arg-type]
+    host.injector.know_network(network)  # type: ignore[arg-type]
+    host.cluster = SimpleNamespace(unreachable=lambda node, timeout: "no answer")  # type: ignore[attr-defined]
+    host.start("node_agent-1", "node-1", 7)
+    record = host.record
+    host.record = lambda event: (said.append(event.text) if isinstance(event, ev.WarningRaised) else None, record(event))[1]  # type: ignore[method-assign]
+
+    async def then(number: int) -> None:
+        assert said == [f"fault {number} was done, and then: RobustRLError: ip link set: timed out"]
+        await host.injector.abort_fault(number)
+        assert network.done == ["cut link of node-1", "heal link of node-1", "heal link of node-1"]
+
+    run(host, Partition("rollout-1", seconds=0.05), then)
+
+
 def test_a_schedule_is_followed_and_ends(tmp_path: Path) -> None:
     host = Host(tmp_path)
 
