@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..core import events as ev
@@ -64,20 +65,16 @@ class Lives:
         """
         deadline = self._host.config.deadlines
         agents = [str(role) for role in roles if role.kind is RoleKind.NODE_AGENT]
-        await asyncio.gather(*(self.create(role) for role in agents))
-        await asyncio.gather(*(self.peer(role).call("open", deadline=deadline.role_start) for role in agents))
-        await asyncio.gather(*(self.give_secret(role) for role in agents))
+        await _all(self.create(role) for role in agents)
+        await _all(self.peer(role).call("open", deadline=deadline.role_start) for role in agents)
+        await _all(self.give_secret(role) for role in agents)
         others = [role for role in roles if role.kind not in (RoleKind.NODE_AGENT, RoleKind.STANDBY)]
         others.sort(key=lambda role: _SLOW_FIRST.index(role.kind) if role.kind in _SLOW_FIRST else len(_SLOW_FIRST))
         up: dict[RoleKind, list[asyncio.Task[None]]] = {}
         for role in others:
             standby = (standbys or {}).get(str(role), "")
             up.setdefault(role.kind, []).append(asyncio.create_task(self._bring_up(str(role), role.kind, up, standby)))
-        try:
-            await asyncio.gather(*(task for tasks in up.values() for task in tasks), self._first_version(up))
-        finally:
-            for task in [task for tasks in up.values() for task in tasks]:
-                task.cancel()
+        await _all([*(task for tasks in up.values() for task in tasks), self._first_version(up)])
 
     async def give_secret(self, agent: str) -> None:
         secret = (self._host.temp / "secret").read_bytes()
@@ -295,6 +292,17 @@ def _end_unborn(handle: Any) -> None:
     import ray
 
     ray.kill(handle)
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, None] | asyncio.Task[None]]) -> None:
+    """As gather; but when one fails nothing of it goes on: a process that comes up late would have the number of another one's life."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _all_up(up: dict[RoleKind, list[asyncio.Task[None]]], kinds: tuple[RoleKind, ...]) -> None:

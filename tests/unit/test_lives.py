@@ -75,3 +75,28 @@ def test_it_is_not_started_for_ever(monkeypatch: pytest.MonkeyPatch, restarts: i
     with pytest.raises(PeerDied, match="died at its start"):
         create(monkeypatch, fates, restarts=restarts)
     assert fates == [1], "all were used"
+
+
+def test_a_start_that_fails_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an agent of the first attempt comes up beside that of the second, in a life of the same number."""
+    ended = list[str]()
+
+    async def create(self: Lives, role: str, standby: str = "") -> None:
+        if role == "node_agent-0":
+            raise PeerDied(role)
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(role)
+
+    monkeypatch.setattr(Lives, "create", create)
+    host: Any = SimpleNamespace(config=JobConfig(profile="class"))
+    with pytest.raises(PeerDied, match="node_agent-0"):
+        asyncio.run(asyncio.wait_for(_start(Lives(host), ended), 5))
+
+
+async def _start(lives: Lives, ended: list[str]) -> None:
+    try:
+        await lives.start([RoleId.parse(role) for role in ("node_agent-1", "node_agent-0")])
+    finally:
+        assert ended == ["node_agent-1"]
