@@ -164,6 +164,10 @@ class Lives:
                 await self.peer(standby).call("stop_work", deadline=deadline)
                 await self.peer("rollout_manager").call("drain", standby, deadline=deadline, again=True)
             identity = await within(deadline, f"{standby} to become {role}", handle.take_over.remote(spec))
+        except asyncio.CancelledError:  # everything is restarted, and the role gets a process of its own
+            kill(process)
+            self.places[place] = before
+            raise
         except (_actor_error(), PeerDied, WaitTimeout) as error:
             kill(process)  # it must not become the role later
             self._host.record(ev.WarningRaised(text=f"{standby} did not become {role} ({type(error).__name__}): a new process is started"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 
 from robustrl.config import Deadlines, JobConfig
 from robustrl.core import events as ev
-from robustrl.core.roles import RoleId
+from robustrl.core.roles import RoleId, RoleKind
 from robustrl.errors import PeerDied
 from robustrl.runtime import lives as lives_module
 from robustrl.runtime.lives import Lives
+from robustrl.runtime.processes import read_start_ticks
 
 
 class _Death(Exception):
@@ -100,3 +102,28 @@ async def _start(lives: Lives, ended: list[str]) -> None:
         await lives.start([RoleId.parse(role) for role in ("node_agent-1", "node_agent-0")])
     finally:
         assert ended == ["node_agent-1"]
+
+
+def test_a_take_over_that_is_called_off_leaves_no_process_that_is_half_the_role() -> None:
+    async def never() -> None:
+        await asyncio.sleep(3600)
+
+    async def scenario() -> None:
+        child = subprocess.Popen(["sleep", "60"])
+        view = SimpleNamespace(incarnation=1, pid=child.pid, kind=RoleKind.STANDBY, node="node-1")
+        nodes = [SimpleNamespace(name=name, ip="127.0.0.1") for name in ("node-0", "node-1")]
+        host: Any = SimpleNamespace(
+            config=JobConfig(profile="class"), state=SimpleNamespace(roles={"standby-0": view}), cluster=SimpleNamespace(nodes=nodes),
+            run_id="r", run_dir="d", temp="t", shm="s", roles_address="a", token=None,
+        )  # fmt: skip
+        lives = Lives(host)
+        lives.places = {RoleId.parse("standby-0"): "node-1", RoleId.parse("trainer-0"): "node-0"}
+        lives.actors["standby-0"] = SimpleNamespace(take_over=SimpleNamespace(remote=lambda spec: never()))
+        lives.ticks["standby-0"] = read_start_ticks(child.pid)
+        taking = asyncio.create_task(lives.create("trainer-0", "standby-0"))
+        await asyncio.sleep(0.01)
+        taking.cancel()
+        await asyncio.wait([taking])
+        assert child.wait(5) == -9 and lives.places[RoleId.parse("trainer-0")] == "node-0"
+
+    asyncio.run(scenario())
