@@ -160,8 +160,14 @@ class Restarting:
             return  # nobody can reach that machine; receivers refuse what an earlier life says
         if gone or agent.role == role or (role == "supervisor" and self._host.config.address is None):
             await self._kill(role)
-        else:
+            return
+        try:
             await agent.call("kill", role, view.incarnation, view.pid, self._lives.ticks[role], deadline=limit, again=True)
+        except WaitTimeout as error:  # the agent itself hangs, and its limit may be longer than this one
+            if self._host.config.address is not None:
+                raise
+            log.warning("%s", error)
+            await self._kill(role)
 
     async def _kill(self, role: str) -> None:
         """By the host itself, on its own machine."""

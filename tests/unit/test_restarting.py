@@ -308,3 +308,18 @@ def test_an_added_rollout_that_dies_or_hangs_before_it_joins_ends_no_job(error: 
     host.lives.peer = lambda role: SimpleNamespace(call=call)
     asyncio.run(Serving(host)._join("rollout-7", host.lives.peer("rollout_manager")))  # type: ignore[arg-type]
     assert [type(event) for event in host.events] == ([ev.WarningRaised] if isinstance(error, WaitTimeout) else [])
+
+
+@pytest.mark.parametrize("address", [None, "there:6379"])
+def test_a_role_whose_agent_hangs_is_ended_by_the_host_where_it_can_be(address: str | None) -> None:
+    def play(host: _Host) -> None:
+        host.lives.late = "node_agent-1.kill"
+        host.record(decided("rollout-0"))
+
+    if address:
+        with pytest.raises(WaitTimeout, match=r"node_agent-1\.kill"):
+            scenario(play, address)
+        return
+    host = scenario(play)
+    assert host.done[:2] == ["node_agent-1.kill rollout-0", "create rollout-0"]
+    assert [event.cause for event in host.events if isinstance(event, ev.ProcessExited)] == ["ended by the host"]
