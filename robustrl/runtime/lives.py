@@ -195,9 +195,10 @@ class Lives:
         if role == "supervisor":  # it is needed to bring back an agent that died with it, which will then watch it
             self._host.spawn(self._watch_if_there(spec, pid))
         elif not role.startswith(RoleKind.NODE_AGENT):
-            await self.watch_from_outside(spec, pid)
+            await self._watch_if_there(spec, pid)
 
     async def _watch_if_there(self, spec: RoleSpec, pid: int) -> None:
+        """An agent that is not there, and may never be where recovery is only observed, keeps no role from living: Ray tells of its end."""
         try:
             await self.watch_from_outside(spec, pid)
         except (PeerDied, WaitTimeout) as error:

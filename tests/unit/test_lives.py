@@ -12,7 +12,7 @@ import pytest
 from robustrl.config import Deadlines, JobConfig
 from robustrl.core import events as ev
 from robustrl.core.roles import RoleId, RoleKind
-from robustrl.errors import PeerDied
+from robustrl.errors import PeerDied, WaitTimeout
 from robustrl.runtime import lives as lives_module
 from robustrl.runtime.lives import Lives
 from robustrl.runtime.processes import read_start_ticks
@@ -127,3 +127,19 @@ def test_a_take_over_that_is_called_off_leaves_no_process_that_is_half_the_role(
         assert child.wait(5) == -9 and lives.places[RoleId.parse("trainer-0")] == "node-0"
 
     asyncio.run(scenario())
+
+
+def test_a_role_lives_without_an_agent_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recovery is only observed, the agent is dead, and the user has the role restarted."""
+    recorded, tasks = list[ev.Event](), list[Any]()
+
+    async def nobody(self: Lives, spec: Any, pid: int) -> None:
+        raise WaitTimeout("node_agent-0 to come back after incarnation 1")
+
+    monkeypatch.setattr(Lives, "watch_from_outside", nobody)
+    host: Any = SimpleNamespace(record=recorded.append, spawn=lambda coroutine: tasks.append(coroutine.close()))
+    lives = Lives(host)
+    lives.actors["rollout-0"] = None
+    spec: Any = SimpleNamespace(role="rollout-0", incarnation=2, node="node-0")
+    asyncio.run(lives._started(spec, {"pid": 7, "start_ticks": 8}))
+    assert [type(event) for event in recorded] == [ev.RoleStarted] and lives.ticks == {"rollout-0": 8}
