@@ -22,7 +22,7 @@ from ..errors import PeerDied, WaitTimeout
 from ..rl.models import load_tokenizer
 from ..rl.tasks import encode_within, make_task
 from ..rl.trajectory import Trajectory
-from .role import Role
+from .role import LifeEnded, Role
 
 _DEATH_KNOWN = 5.0
 """Seconds in which the death of a rank is known, and its successor called for, after another rank lost it."""
@@ -158,7 +158,11 @@ class TaskRunner(Role):
         """The answer of rank 0. A rank that dies is replaced, and all are asked again."""
         limit = self.deadlines.train_step
         while True:
-            lives = [await self.present(trainer.role) for trainer in self._trainers]
+            try:
+                lives = [await self.present(trainer.role) for trainer in self._trainers]
+            except LifeEnded as error:  # no call was made yet; raised, it would look like this process's own end
+                await self.successor(error.role, error.incarnation, self.deadlines.role_start)
+                continue
             calls = (trainer.call("train", step, step, deadline=limit) for trainer in self._trainers)
             results = await asyncio.gather(*calls, return_exceptions=True)
             errors = [result for result in results if isinstance(result, BaseException)]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from robustrl.config import Deadlines, JobConfig
+from robustrl.runtime.role import LifeEnded
 from robustrl.runtime.task_runner import TaskRunner
 
 
@@ -35,3 +36,26 @@ def test_an_evaluation_that_its_earlier_life_died_of_is_made_again(done: int, ex
     stub._take_up, stub._evaluate = take_up, evaluate
     asyncio.run(runner.run())
     assert evaluated == expected
+
+
+def test_a_trainer_that_is_dead_before_it_is_asked_is_waited_for() -> None:
+    """A later life of this role knows nobody yet, and finds the trainer dead and its next life not there."""
+    asked = list[str]()
+    stub: Any = TaskRunner.__new__(TaskRunner)
+    stub.deadlines = Deadlines()
+
+    async def train(*_: Any, **__: Any) -> dict[str, Any]:
+        asked.append("train")
+        return {"version": 3}
+
+    async def present(role: str) -> tuple[int, str]:
+        if not asked:
+            raise LifeEnded(role, 1)
+        return 2, "handle"
+
+    async def successor(role: str, incarnation: int, deadline: float) -> None:
+        asked.append(f"{role} after {incarnation}, {deadline:g} s")
+
+    stub._trainers, stub.present, stub.successor = [SimpleNamespace(role="trainer-0", call=train)], present, successor
+    assert asyncio.run(stub._call_trainers(3)) == {"version": 3}
+    assert asked == [f"trainer-0 after 1, {stub.deadlines.role_start:g} s", "train"]
