@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 import subprocess
@@ -15,12 +16,16 @@ from typing import Any
 
 import pytest
 from robustrl_widgets.feed import Feed
+from robustrl_widgets.showing import SAMPLE
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from tests.benchmarks._made_up_run import READY
 
 _COMMAND = [sys.executable, "-m", "robustrl", "dashboard", "--demo", "--json", "--until-eof"]
+with gzip.open(SAMPLE, "rt") as _log:
+    _SHOWN = json.loads(_log.readline())["event"]["run"]
+"""The recorded run's own name: in its first picture, and in nothing that a page without a picture has."""
 
 
 def test_an_answer_waits_neither_for_a_picture_nor_for_the_end_of_a_judgement() -> None:
@@ -104,7 +109,7 @@ def test_its_own_pages_are_served_and_nothing_in_them_points_elsewhere(server: S
     text = server.page()
     assert not re.search(r'(?:src|href)="(?:https?:)?//', text)
     document = asyncio.run(_document(server, _own(server)))
-    assert '"full"' in document and "viewrec" in document
+    assert '"full"' in document and _SHOWN in document
 
 
 async def _document(server: Server, origin: str, query: str = "") -> str:
@@ -166,7 +171,7 @@ def test_an_address_that_others_reach_shows_nothing_without_a_token() -> None:
         origin, token = _own(server), server.links["look"].partition("?")[2]
         for query in ("", "?token=", "?token=wrong-wrong-wrong"):
             document = asyncio.run(_document(server, origin, query))
-            assert "needs a token" in document and "viewrec" not in document
-        assert "viewrec" in asyncio.run(_document(server, origin, f"?{token}"))
+            assert "needs a token" in document and _SHOWN not in document
+        assert _SHOWN in asyncio.run(_document(server, origin, f"?{token}"))
     finally:
         server.stop()
