@@ -175,7 +175,8 @@ class Source:
                     raise SourceFailed(f"chunk {min(receives.values())}: nothing came for {limit:.1f} s")
                 errors = [error for task in done - {listening} if (error := task.exception())]
                 if errors:
-                    await asyncio.wait({listening}, timeout=_GRACE_SECONDS if isinstance(errors[0], wire.Gone) else 0)
+                    broken = isinstance(errors[0], wire.Gone | _Broken)
+                    await asyncio.wait({listening}, timeout=_GRACE_SECONDS if broken else 0)
                 if listening.done() and not listening.exception():
                     raise SourceFailed(f"refused: {listening.result().reason}")
                 if errors or listening.done():
