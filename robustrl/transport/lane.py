@@ -203,7 +203,7 @@ class Lane:
 
     def _init(self) -> None:
         try:
-            self._context = self.api.UCXContext()
+            self._context = self._open_context()
             self._worker = self.api.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=False)
             self._worker.init_blocking_progress_mode()
             self.loop.add_reader(self._worker.epoll_file_descriptor, self.wake)
@@ -213,6 +213,13 @@ class Lane:
             self._ready.set_exception(error)
         else:
             self._ready.set_result(None)
+
+    def _open_context(self) -> Any:
+        try:
+            return self.api.UCXContext()
+        except self.api.UCXError as error:
+            raise RuntimeError(f"UCX does not start ({error}); it needs its cache of registrations (UCX_RCACHE_ENABLE=y), and that needs "
+                               "memory hooks: UCX_MEM_MMAP_HOOK_MODE must not be none, nor a sandbox forbid them") from error
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)

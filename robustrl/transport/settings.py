@@ -14,7 +14,11 @@ from typing import Any
 
 from robustrl.errors import ConfigError, MissingExtra
 
-_COMMON = {"UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_LEVEL": "fatal", "UCXX_LOG_LEVEL": "FATAL"}  # a dead peer is ours to report, not UCX's
+_COMMON = {
+    **{"UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_LEVEL": "fatal", "UCXX_LOG_LEVEL": "FATAL"},  # a dead peer is ours to report, not UCX's
+    # UCX 1.21 ends a send to a peer that is gone by means of this cache, and where it has none a segmentation fault ends the source
+    "UCX_RCACHE_ENABLE": "y",
+}
 # large segments and socket buffers: half of the CPU seconds per byte of the defaults
 _TCP = {"UCX_TCP_TX_SEG_SIZE": "1m", "UCX_TCP_RX_SEG_SIZE": "1m", "UCX_TCP_SNDBUF": "8m", "UCX_TCP_RCVBUF": "8m"}
 # cma: the receiver has the kernel copy from the source's memory, once, and the source spends nothing; where a sandbox forbids that UCX
