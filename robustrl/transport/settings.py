@@ -1,6 +1,10 @@
 """UCX's settings, made in one place before ucxx is imported, and what can be said about the UCX that is there.
 
-UCX reads its environment once. ``apply`` is called first in every process that moves weights; variables that the user has set win.
+UCX reads its environment once. ``apply`` is called first in every process that moves weights; variables that the user has set win:
+``UCX_TLS=posix,tcp`` keeps UCX from reading another process's memory (cma).
+
+Security: where the kernel lets only a parent look into a process (``kernel.yama.ptrace_scope`` 1), every process that starts UCX permits
+it to all processes of its user (PR_SET_PTRACER_ANY), whatever transports are set. ``UCX_MODULES=^cma`` leaves the kernel's rule as it is.
 """
 
 from __future__ import annotations
@@ -67,11 +71,11 @@ def _interface(host: str) -> str:
 
 
 def in_use() -> str:
-    """Short name of the transport between two processes of this machine, as set: ``shm``, ``tcp``, or ``auto``."""
-    listed = os.environ.get("UCX_TLS", "")
-    if not listed:
+    """Short name of the transport between two processes of this machine, as set: ``shm`` (with cma or without), ``tcp``, or ``auto``."""
+    listed = os.environ.get("UCX_TLS", "all").split(",")
+    if "all" in listed or not listed[0] or listed[0].startswith("^"):
         return "auto"
-    return "shm" if any(name in listed for name in ("posix", "sysv", "shm", "sm")) else listed.split(",")[0]
+    return "shm" if {"posix", "sysv", "cma", "shm", "sm"}.intersection(listed) else listed[0]
 
 
 def between(same_machine: bool) -> str:

@@ -42,6 +42,27 @@ def test_the_users_variables_win() -> None:
     assert out["UCX_TLS"] == "tcp" and out["UCX_POSIX_DIR"] == "/mine" and out["UCX_POSIX_ERROR_HANDLING"] == "y"
 
 
+def test_ucx_without_a_cache_of_registrations_does_not_start() -> None:
+    """It would crash in a source whose puller dies."""
+    pytest.importorskip("ucxx")
+    out = in_fresh_process("""
+settings.apply("tcp")
+from robustrl.transport import lane
+try:
+    lane.get()
+except RuntimeError as error:
+    out["error"] = str(error)
+""", UCX_MEM_MMAP_HOOK_MODE="none")
+    assert "needs its cache of registrations (UCX_RCACHE_ENABLE=y)" in out["error"] and "UCX_MEM_MMAP_HOOK_MODE" in out["error"]
+
+
+@pytest.mark.parametrize(("listed", "name", "far"), [("cma,tcp", "shm", "tcp"), ("sm,tcp", "shm", "tcp"), ("rc,tcp", "rc", "rc"),
+                                                     ("^posix", "auto", "auto"), ("all", "auto", "auto"), ("", "auto", "auto")])
+def test_name_of_the_transport(monkeypatch: pytest.MonkeyPatch, listed: str, name: str, far: str) -> None:
+    monkeypatch.setenv("UCX_TLS", listed)
+    assert (settings.in_use(), settings.between(False)) == (name, far)
+
+
 def test_what_a_parent_applied_is_not_the_users() -> None:
     out = in_fresh_process("""
 import subprocess
