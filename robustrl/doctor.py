@@ -96,6 +96,10 @@ def _ucx() -> Iterator[Check]:
     shared = {"posix", "sysv", "cma"} & set(transports)
     yield Check("ucx transports", "ok" if shared or not transports else "note", ", ".join(transports) or "not known: ucx_info is missing",
                 "" if shared or not transports else "no shared memory: weights move over TCP")
+    if shared and "cma" not in transports:
+        yield Check("ucx cma", "note", "no", "a sandbox or kernel.yama.ptrace_scope forbids it: shared memory copies twice instead of once")
+    elif shared:
+        yield Check("ucx cma", "ok", "yes: shared memory copies once")
     yield Check("rdma", "ok", "yes") if found["rdma"] else Check(
         "rdma", "note", "no", "on a fabric with RDMA use the system's or conda's UCX; the one on PyPI has no verbs")
 

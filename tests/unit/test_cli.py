@@ -181,6 +181,8 @@ def test_doctor_on_a_machine_that_has_all(monkeypatch, capsys):
     found = _doctor(monkeypatch, available_memory=(16 << 30, "free memory of the machine"), shared_memory=(1 << 30, 1 << 30))
     assert found["gpu"] == doctor.Check("gpu", "note", "none", "jobs run on the CPU")
     assert found["rdma"].level == "note" and "conda" in found["rdma"].advice
+    assert found["ucx cma"].level == "note" and "twice" in found["ucx cma"].advice
+    assert _doctor(monkeypatch, ucx={"transports": ["cma", "posix", "tcp"]})["ucx cma"].level == "ok"
     assert found["memory"].level == found["/dev/shm"].level == found["ray"].level == "ok"
     assert doctor.run() == 0
     assert "all that a job needs is here" in capsys.readouterr().out
