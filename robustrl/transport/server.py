@@ -111,8 +111,8 @@ class WeightServer:
     def retire(self, version: int, timeout: float = 5.0) -> bool:
         """Stops offering a version; returns once nothing of it is being sent, or after ``timeout`` s: then pullers that hang are cut off.
 
-        True: all sends had ended by themselves. In either case the memory may be overwritten (who wakes up late finds the checksum
-        wrong) but stays mapped as long as this process lives. A version that is not staged is retired already.
+        True: all sends had ended by themselves. In either case the memory may be overwritten or freed: who wakes up late and reads it
+        finds the checksum wrong, or gets an error. A version that is not staged is retired already.
         """
         return self._lane.call(self._retire(version, timeout), timeout + _CALL_SECONDS)
 
