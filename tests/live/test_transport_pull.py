@@ -198,6 +198,18 @@ def test_damaged_chunk_is_found_and_pulled_elsewhere(start: Any) -> None:
     assert [lease.source for lease in pulling.leases] == ["rollout-1", "state_keeper-0"]
 
 
+def test_memory_is_overwritten_while_it_is_read(start: Any) -> None:
+    """With cma the puller reads the source's memory when it likes: what it finds there too late is never taken for the version."""
+    hasty, source, directory = start(role="rollout-1", trap_chunk=3, overwrite=True), start(), WeightDirectory()
+    source.announce(directory)
+    hasty.join(directory)
+    pulling = start(directory)
+    result = pulling.result()
+    check(result, source)
+    assert result.source == "state_keeper-0" and result.discarded >= CHUNK
+    assert not pulling.events_of(PeerGone), "its process lives"
+
+
 def test_only_source_is_damaged(start: Any) -> None:
     source, directory = start(damage=0), WeightDirectory()
     source.announce(directory)

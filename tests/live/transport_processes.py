@@ -41,6 +41,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     trap_chunk: int | None = None
     """How many chunks are asked for before the trap strikes in the middle of one."""
     trap_signal: int = signal.SIGKILL
+    overwrite: bool = False
+    """The trap is not a signal: other bytes are written over all that is served."""
     secret: bytes = SECRET
 
 
@@ -72,7 +74,8 @@ def _serve(pipe: Any, transport: str, plan: Plan) -> None:
         async def _send_chunk(self, session: Any, staged: Any, request: Any) -> None:
             self.asked += 1
             if self.asked == plan.trap_chunk:
-                asyncio.get_running_loop().call_soon(os.kill, os.getpid(), plan.trap_signal)  # once the send has begun
+                strike = (buffer.fill, 7) if plan.overwrite else (os.kill, os.getpid(), plan.trap_signal)
+                asyncio.get_running_loop().call_soon(*strike)  # once the send has begun
             await super()._send_chunk(session, staged, request)
 
     buffer = content(plan)
