@@ -120,20 +120,28 @@ class Gloo:
         return max(self._hear("done").values()) - began
 
     def broadcast_with_death(self, victim: int, after: float) -> float:
-        """Seconds from the death until the last survivor has it: abort, new group, broadcast again."""
+        """Seconds from the death until the last surviving receiver has it: abort, new group, broadcast again; 0 if all had it before.
+
+        If all of them got it from the first broadcast, there is no second.
+        """
         self._tell("broadcast")
         time.sleep(after)
         self.processes[victim].kill()
         killed = time.monotonic()
         self.pipes.pop(victim)
-        waiting = dict(self.pipes)
+        waiting, through = dict(self.pipes), {}
         while waiting:
+            assert time.monotonic() - killed < 120, f"gloo ranks {sorted(waiting)} are silent"
             for pipe in wait(list(waiting.values()), 1):
                 rank = next(rank for rank, one in waiting.items() if one is pipe)
-                kind, _ = waiting.pop(rank).recv()
+                kind, value = waiting.pop(rank).recv()
                 if kind == "done":  # it was through before the others failed; it must join the new group all the same
+                    through[rank] = value
                     self.pipes[rank].send(("leave",))
+                    assert self.pipes[rank].poll(120), f"gloo rank {rank} is silent"
                     self.pipes[rank].recv()
+        if set(through) >= set(self.pipes) - {0}:  # all receivers
+            return max(0.0, max(value for rank, value in through.items() if rank) - killed)
         self._group()
         self._tell("broadcast")
         return max(self._hear("done").values()) - killed
