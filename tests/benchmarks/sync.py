@@ -18,7 +18,7 @@ RECEIVERS = (2, 4, 8)
 MIB = 2**20
 SMALL, LARGE = 128 * MIB, 512 * MIB
 """Bytes of a copy with several receivers, and with one."""
-DEATHS, REPEATS = 3, 5
+REPEATS = 5
 _ROWS = [*(f"death-{count}" for count in RECEIVERS), *(f"fanout-{count}" for count in RECEIVERS), "shm", "tcp"]
 
 
@@ -34,7 +34,7 @@ def times(other: list[float], ours: list[float]) -> float:
 def death(receivers: int) -> Row:
     """The last receiver is killed half way (by the time of an undisturbed sync); seconds from then until all survivors hold the version."""
     ours, gloo, store = [], [], []
-    for _ in range(DEATHS):
+    for _ in range(REPEATS):
         with Fleet("shm", SMALL, receivers, relay=True) as fleet:
             fleet.sync()
             half = fleet.sync()["seconds"] / 2
