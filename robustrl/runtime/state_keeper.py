@@ -280,9 +280,10 @@ class StateKeeper(Role):
         self._staged = kept.manifest
 
     def _unstage(self) -> None:
-        if self._staged is not None:
-            self._server.retire(self._staged.version)
-            self._staged = None
+        """Both slots are about to be written to: what is held is no good, and the version before it may be served still."""
+        for version in self._server.versions:
+            self._server.retire(version)
+        self._staged = None
 
     def _announce(self, manifest: Manifest) -> None:
         if manifest.version <= self._announced:
