@@ -138,12 +138,12 @@ def _run_to_end(settings: dict[str, Any], quiet: bool) -> int:
 
 
 def _audit(arguments: argparse.Namespace) -> int:
-    from .core.audit import RULES, audit
-    from .runtime.event_log import read_log
+    from .core.audit import RULES
+    from .runtime.event_log import read_and_audit
 
     path = arguments.run / "events.jsonl" if arguments.run.is_dir() else arguments.run
-    entries = read_log(path)
-    if findings := audit(entries):
+    entries, findings = read_and_audit(path)
+    if findings:
         print(f"{path}: violates {findings[0]}" + (f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""))
         return 1
     if arguments.witness and not _witnessed(path, entries):

@@ -8,18 +8,16 @@ such and on optimizer steps; the others are in audit_*.py by theme.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
 
 from robustrl.config import JobConfig
-from robustrl.core import audit_counts, audit_faults, audit_roles, audit_trajectories, audit_weights
+from robustrl.core import audit_counts, audit_faults, audit_results, audit_roles, audit_trajectories, audit_weights
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log, Rule, some
-from robustrl.core.roles import RoleState
 
 
 class Finding(NamedTuple):
@@ -40,11 +38,14 @@ def _schema(log: Log) -> Found:
 
 
 def _chain(log: Log) -> Found:
-    """Each entry's chain value follows from the one before and its own content."""
+    """Each entry's chain value follows from the one before and its own content, and its line is what the entry is written as, to the byte."""
     previous = ev.GENESIS
-    for entry in log.entries:
-        if ev.seal(entry, previous)[0].chain != entry.chain:
+    for position, entry in enumerate(log.entries):
+        sealed, line = ev.seal(entry, previous)
+        if sealed.chain != entry.chain:
             yield entry.seq, "its content or an entry before it was changed"
+        elif log.lines and log.lines[position] != line:
+            yield entry.seq, "its line holds something that is no part of the entry, or is not written as a log is"
         previous = entry.chain
 
 
@@ -126,45 +127,19 @@ def _step(log: Log, event: ev.OptimizerStepCommitted, expected: int, newest: int
         yield f"step {event.step} consumed trajectories that are not of batch {event.batch}: {some(foreign)}"
 
 
-def _metrics(log: Log) -> Found:
-    """Each optimizer step from 1 on has its metrics, once each time that it was made."""
-    rows: Counter[int] = Counter()
-    for seq, event in log.all(ev.StepMetrics):
-        rows[event.step] += 1
-        if event.step < 1 or event.step not in log.steps:
-            yield seq, f"metrics of step {event.step}, which was never committed"
-        elif rows[event.step] > log.commits[event.step]:
-            yield seq, f"step {event.step} has its metrics twice"
-    for seq, step in log.all(ev.OptimizerStepCommitted):
-        if step.step >= 1 and step.step not in rows and not log.may_lack(step.step):
-            yield seq, f"step {step.step} has no metrics"
-
-
-def _evaluations(log: Log) -> Found:
-    """Evaluations are those that the configuration asks for, each once, and of a version that every rollout had or passed."""
-    config = log.config
-    every = config.evaluation_every
-    planned = {0, config.steps, *(range(every, config.steps, every) if every else ())} if config.evaluation_prompts else set()
-    done: set[int] = set()
-    failed = {event.role for _, event in log.all(ev.RoleStateChanged) if event.new == RoleState.FAILED}
-    served = {event.role for _, event in log.all(ev.RoleStateChanged) if event.new == RoleState.HEALTHY} - failed
-    for seq, event in log.all(ev.EvaluationDone):
-        if event.version in done or event.version not in planned:
-            yield seq, f"an evaluation of version {event.version}, which was done before or never asked for"
-        done.add(event.version)
-        for role in sorted(served & log.ran.keys()):
-            if max(log.ran[role]) < event.version:
-                yield seq, f"an evaluation of version {event.version}, but {role} only came to version {max(log.ran[role])}"
-    if log.status == "done" and (missing := planned - done):
-        yield log.end, f"no evaluation of version {min(missing)}"
-
-
 def _emitters(log: Log) -> Found:
-    """Each life of each source numbers its events from 1, without gaps or doubles, and its clock goes on between two of them."""
+    """Each life of each source was started, numbers its events from 1, without gaps or doubles, and its clock goes on between two of them;
+    what a life does, nobody tells but that life.
+    """
     last: dict[tuple[str, int], ev.Entry] = {}
+    started = {(event.role, event.incarnation) for _, event in log.all(ev.RoleStarted)} | {(ev.HOST, 1)}
     for entry in log.entries:
         key, life = (entry.source, entry.incarnation), f"{entry.source} incarnation {entry.incarnation}"
         before = last.get(key)
+        if before is None and key not in started:
+            yield entry.seq, f"{life}, which was never started, told of something"
+        if (doer := _doer(entry.event)) not in (None, key):
+            yield entry.seq, f"{life} told what another did: {doer[0]} incarnation {doer[1]}"
         if entry.n != (due := before.n + 1 if before else 1):
             yield entry.seq, f"{life}: event {entry.n} follows event {due - 1}"
         if before and entry.at < before.at:
@@ -172,6 +147,18 @@ def _emitters(log: Log) -> Found:
         if before and (entry.at, entry.event) == (before.at, before.event):
             yield entry.seq, f"{life}: the same event as the one before, at the same moment"
         last[key] = entry
+
+
+def _doer(event: ev.Event) -> tuple[str, int] | None:
+    """The life that alone can tell of this; None: others can."""
+    match event:
+        case ev.OptimizerStepCommitted(holder=role, incarnation=incarnation) | ev.VersionAnnounced(holder=role, incarnation=incarnation):
+            return role, incarnation
+        case ev.PullCommitted(target=role, incarnation=incarnation):
+            return role, incarnation
+        case ev.RoleReady() | ev.ErrorRaised() | ev.HeartbeatAnswered() | ev.SnapshotRestored() | ev.VersionRefused() | ev.PeerGone():
+            return event.role, event.incarnation
+    return None
 
 
 RULES: dict[str, Rule] = {
@@ -184,6 +171,7 @@ RULES: dict[str, Rule] = {
     "finished": audit_trajectories.finished,
     "steps": _steps,
     "consumption": audit_trajectories.consumption,
+    "batches": audit_trajectories.batches,
     "tokens": audit_trajectories.tokens,
     "versions": audit_weights.announced,
     "digest": audit_weights.digest,
@@ -192,8 +180,8 @@ RULES: dict[str, Rule] = {
     "serving": audit_weights.serving,
     "transfers": audit_weights.transfers,
     "copies": audit_counts.copies,
-    "metrics": _metrics,
-    "evaluations": _evaluations,
+    "metrics": audit_results.metrics,
+    "evaluations": audit_results.evaluations,
     "roles": audit_roles.roles,
     "recoveries": audit_roles.recoveries,
     "samples": audit_counts.samples,
@@ -206,7 +194,10 @@ RULES: dict[str, Rule] = {
 """In the order in which violations are told: what the file is, what it claims, who said it."""
 
 
-def audit(entries: Iterable[ev.Entry]) -> list[Finding]:
-    """Every violation of every rule, the first rule's first; empty for a log that holds what it claims."""
-    log = Log(list(entries))
+def audit(entries: Iterable[ev.Entry], lines: Sequence[bytes] = ()) -> list[Finding]:
+    """Every violation of every rule, the first rule's first; empty for a log that holds what it claims.
+
+    ``lines``: what the entries were read from, one for each, without newline; without them nobody sees what decoding passes over.
+    """
+    log = Log(list(entries), lines)
     return [Finding(name, seq, text) for name, rule in RULES.items() for seq, text in rule(log)]

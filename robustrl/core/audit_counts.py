@@ -10,9 +10,9 @@ from collections import defaultdict
 from typing import Any
 
 from robustrl.core import events as ev
-from robustrl.core.audit_log import Found, Log
+from robustrl.core.audit_log import Found, Log, kind_of
 from robustrl.core.recovery import MODES, STANDBYS
-from robustrl.core.roles import PHASES, RoleId, RoleKind
+from robustrl.core.roles import PHASES, RoleKind
 from robustrl.core.thresholds import Thresholds
 from robustrl.errors import ConfigError
 
@@ -34,10 +34,12 @@ def samples(log: Log) -> Found:
     for entry in log.entries:
         if not isinstance(now := entry.event, ev.RoleSample):
             continue
-        kind, life = RoleId.parse(now.role).kind, (now.role, now.incarnation)
+        kind, life = kind_of(now.role), (now.role, now.incarnation)
         what = f"{now.role} incarnation {now.incarnation}"
         if life not in lives:
             yield entry.seq, f"{what} was seen, and never started"
+        if kind is None:
+            continue
         if now.phase not in PHASES[kind]:
             yield entry.seq, f"{what} was seen in the phase {now.phase}, which a {kind} does not have"
         if now.version >= 0 and kind not in _WITH_VERSION:
@@ -63,7 +65,7 @@ def journalled(log: Log) -> Found:
             continue
         life = now.role, now.incarnation
         what = f"tokens of {now.role} incarnation {now.incarnation}"
-        if life not in lives or RoleId.parse(now.role).kind is not RoleKind.ROLLOUT:
+        if life not in lives or kind_of(now.role) is not RoleKind.ROLLOUT:
             yield entry.seq, f"{what} were journalled, which is no rollout's life that was started"
         if now.tokens <= (last := before.get(((entry.source, entry.incarnation), life), 0)):
             yield entry.seq, f"{now.tokens} {what} were journalled, after {last}"

@@ -28,19 +28,23 @@ def _has(field: str) -> Callable[[dict[str, Any]], bool]:
     return lambda proof: bool(proof.get(field)) or proof.get(field) == 0
 
 
+def _positive(field: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda proof: isinstance(value := proof.get(field), int | float) and value > 0
+
+
 _PROOF: dict[str, Callable[[dict[str, Any]], bool]] = {
     "kill": _is("process", "gone"),
     "node_loss": _is("process", "gone"),
     "partition": _is("answers", False),
-    "delay": lambda proof: proof.get("milliseconds", 0) > 0,
+    "delay": _positive("milliseconds"),
     "hang": _is("process", "T"),
     "freeze": _is("process", "T"),
     "slow": _is("process", "T"),
     "exception": _has("raised"),
     "memory_exhaustion": _has("raised"),
     "clean_exit": _has("exit"),
-    "corrupt_weights": lambda proof: proof.get("bytes", 0) > 0,
-    "corrupt_snapshot": lambda proof: proof.get("bytes", 0) > 0,
+    "corrupt_weights": _positive("bytes"),
+    "corrupt_snapshot": _positive("bytes"),
     "full_disk": _has("full"),
     "long_first_token": _has("held"),
     "idle_rollout": _has("held"),

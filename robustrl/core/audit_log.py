@@ -11,6 +11,7 @@ import msgspec
 
 from robustrl.config import JobConfig
 from robustrl.core import events as ev
+from robustrl.core.roles import RoleId, RoleKind
 
 _E = TypeVar("_E", bound=msgspec.Struct)
 Found = Iterator[tuple[int, str]]
@@ -20,8 +21,10 @@ Found = Iterator[tuple[int, str]]
 class Log:
     """The entries, and what several rules ask of them."""
 
-    def __init__(self, entries: Sequence[ev.Entry]) -> None:
+    def __init__(self, entries: Sequence[ev.Entry], lines: Sequence[bytes] = ()) -> None:
         self.entries = entries
+        self.lines = lines
+        """What each was read from; empty: not known."""
         self.end = entries[-1].seq if entries else 0
         self._by_type: dict[type, list[tuple[int, msgspec.Struct]]] = defaultdict(list)
         for entry in entries:
@@ -77,6 +80,14 @@ class Log:
 
 
 Rule = Callable[[Log], Found]
+
+
+def kind_of(role: str) -> RoleKind | None:
+    """None for what names no role."""
+    try:
+        return RoleId.parse(role).kind
+    except ValueError:
+        return None
 
 
 def some(ids: Sequence[int], most: int = 5) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from robustrl.core import events as ev
-from robustrl.core.audit_log import Found, Log
+from robustrl.core.audit_log import Found, Log, kind_of
 from robustrl.core.recoveries import recoveries_of
-from robustrl.core.roles import RoleId, RoleKind, RoleState, check_transition, first_state
+from robustrl.core.roles import RoleKind, RoleState, check_transition, first_state
 
 
 def roles(log: Log) -> Found:
@@ -47,7 +47,7 @@ def roles(log: Log) -> Found:
                     check_transition(role, RoleState(old), RoleState(new))
                     if new in (RoleState.STALE, RoleState.HEALTHY) and key not in ready:
                         yield entry.seq, f"{role} incarnation {incarnation} is {new} before it was ready"
-                    if new == RoleState.HEALTHY and RoleId.parse(role).kind is RoleKind.ROLLOUT and key not in loaded:
+                    if new == RoleState.HEALTHY and kind_of(role) is RoleKind.ROLLOUT and key not in loaded:
                         yield entry.seq, f"{role} incarnation {incarnation} is healthy without a committed version"
                     state[key] = RoleState(new)
                 except ValueError as error:

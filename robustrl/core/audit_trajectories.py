@@ -67,6 +67,21 @@ def consumption(log: Log) -> Found:
             yield seq, f"step {committed.step} consumed {len(committed.consumed)} trajectories and none was marked"
 
 
+def batches(log: Log) -> Found:
+    """A batch is of as many prompts as the configuration says, each in one group of as many samples; a step trains no more than that."""
+    prompts, samples = log.config.prompts_per_step, log.config.samples_per_prompt
+    groups: dict[int, set[int]] = defaultdict(set)
+    for seq, event in log.all(ev.TrajectoriesStarted):
+        if not 0 <= event.group < prompts or len(event.ids) != samples:
+            what = f"group {event.group} of batch {event.batch} was started with {len(event.ids)} samples"
+            yield seq, f"{what}; asked for were {prompts} prompts a step and {samples} samples of each"
+        groups[event.batch].add(event.group)
+    for seq, step in log.all(ev.OptimizerStepCommitted):
+        if step.step >= 1 and (len(groups[step.batch]) != prompts or len(step.consumed) > prompts * samples):
+            what = f"step {step.step} consumed {len(step.consumed)} trajectories of {len(groups[step.batch])} prompts"
+            yield seq, f"{what}; asked for were {prompts} prompts with {samples} samples of each"
+
+
 def tokens(log: Log) -> Found:
     """Each token of a trajectory has one version, and versions rise along it. What was kept when it moved stays; what is generated after
     that is of the new rollout's version or a newer one, and marked so.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 from robustrl.core import events as ev
-from robustrl.core.audit_log import Found, Log
-from robustrl.core.roles import RoleId, RoleKind
+from robustrl.core.audit_log import Found, Log, kind_of
+from robustrl.core.roles import RoleKind
+
+_Life = tuple[str, int]
 
 
 def announced(log: Log) -> Found:
@@ -78,41 +81,78 @@ def pulls(log: Log) -> Found:
                     yield entry.seq, f"{role} was seen to run on version {version}, which it never committed"
 
 
+@dataclass
+class _Pull:
+    """What one life told of its pull since it committed a version, or began."""
+
+    version: int = -1
+    sources: set[str] = field(default_factory=set)
+    done: int = 0
+    sizes: list[int] = field(default_factory=list)
+    """Of each beginning, of an older version too: what had come is kept."""
+    transports: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+
 def transfers(log: Log) -> Found:
-    """Each pull has a lease of its own, is of a version newer than what that life runs on, as large as announced, and only comes nearer."""
+    """Each pull has a lease of its own, is of a version newer than what that life runs on, as large as announced, and only comes nearer;
+    two lives have one transport between them, and what was received is what was begun.
+    """
     sizes: dict[int, set[int]] = defaultdict(set)
     for _, announced in log.all(ev.VersionAnnounced):
         sizes[announced.version].add(announced.bytes)
     leases: set[int] = set()
-    runs: dict[tuple[str, int], int] = {}
-    begun: dict[tuple[str, int], tuple[int, set[str]]] = {}
-    """Life -> the version that it pulls, and from whom it does."""
-    done: dict[tuple[str, int], int] = {}
+    runs: dict[_Life, int] = {}
+    pulls: dict[_Life, _Pull] = defaultdict(_Pull)
+    between: dict[tuple[_Life, _Life], str] = {}
     for entry in log.entries:
         life, event = (entry.source, entry.incarnation), entry.event
-        if isinstance(event, ev.PullStarted | ev.PullProgress | ev.PullCommitted) and event.target != entry.source:
+        if not isinstance(event, ev.PullStarted | ev.PullProgress | ev.PullCommitted):
+            continue
+        if event.target != entry.source:
             yield entry.seq, f"{entry.source} told of a pull of {event.target}"
-        if isinstance(event, ev.PullStarted | ev.PullProgress) and event.bytes not in (size := sizes[event.version]) and size:
+        if not isinstance(event, ev.PullCommitted) and event.bytes not in (size := sizes[event.version]) and size:
             yield entry.seq, f"{event.target} pulls {event.bytes} bytes of version {event.version}, which has {min(size)}"
+        pull = pulls[life]
         match event:
             case ev.PullStarted():
                 if event.lease and event.lease in leases:
                     yield entry.seq, f"{event.target} pulls version {event.version} under lease {event.lease}, which was used before"
                 leases.add(event.lease)
-                if event.version <= runs.get(life, -1):
-                    yield entry.seq, f"{event.target} pulls version {event.version}, and runs on version {runs[life]}"
-                if life not in begun or begun[life][0] != event.version:
-                    begun[life], done[life] = (event.version, set()), 0
-                begun[life][1].add(event.source)
+                if event.version <= (running := runs.get(life, -1)):
+                    yield entry.seq, f"{event.target} pulls version {event.version}, and runs on version {running}"
+                if pull.version != event.version:
+                    pull.version, pull.sources, pull.done = event.version, set(), 0
+                pull.sources.add(event.source)
+                pull.sizes.append(event.bytes)
+                pull.transports[event.source].add(event.transport)
+                pair = life, (event.source, event.source_incarnation)
+                if event.transport != (known := between.setdefault(pair, event.transport)):
+                    yield entry.seq, f"{event.target} pulls from {event.source} over {event.transport}, and did over {known}"
+                continue
             case ev.PullProgress():
-                version, sources = begun.get(life, (-1, set()))
-                if event.version != version or event.source not in sources:
+                if event.version != pull.version or event.source not in pull.sources:
                     yield entry.seq, f"{event.target} got bytes of version {event.version} from {event.source}, and had not begun that pull"
-                elif not done[life] <= event.done <= event.bytes:
-                    yield entry.seq, f"{event.target} had {done[life]} of {event.bytes} bytes of version {version}, and then {event.done}"
-                done[life] = event.done
+                elif not pull.done <= event.done <= event.bytes:
+                    what = f"{event.target} had {pull.done} of {event.bytes} bytes of version {pull.version}"
+                    yield entry.seq, f"{what}, and then {event.done}"
+                pull.done = event.done
             case ev.PullCommitted():
                 runs[life] = event.version
+                if text := _received(event.bytes, pull.sizes):
+                    yield entry.seq, f"{event.target} received {event.bytes} bytes for version {event.version}; {text}"
+                del pulls[life]
+        begun = pull.transports.get(event.source, {event.transport})  # the last to be asked may have refused, and was never pulled from
+        if event.transport not in begun:
+            yield entry.seq, f"{event.target} pulled from {event.source} over {event.transport}, and began over {min(begun)}"
+
+
+def _received(count: int, sizes: list[int]) -> str:
+    """One source sends each byte once; with several, one may have sent again what came damaged, or what came before a pull gave up."""
+    if len(sizes) == 1 and count != sizes[0]:
+        return f"its one source had {sizes[0]}"
+    if sizes and not 0 <= count <= sum(sizes):
+        return f"its {len(sizes)} sources had {sum(sizes)}"
+    return ""
 
 
 def serving(log: Log) -> Found:
@@ -133,7 +173,7 @@ def serving(log: Log) -> Found:
                     life_of = f"{event.source} incarnation {event.source_incarnation}"
                     yield entry.seq, f"{event.target} pulls version {event.version} from {life_of}, a life that never held it"
             case ev.RoleSample(role=role, incarnation=incarnation, version=-1, progress=progress) if progress > 0:
-                if RoleId.parse(role).kind is RoleKind.ROLLOUT and (role, incarnation) not in told:
+                if kind_of(role) is RoleKind.ROLLOUT and (role, incarnation) not in told:
                     told.add((role, incarnation))
                     yield entry.seq, f"{role} incarnation {incarnation} has generated {progress} tokens without a committed version"
             case ev.TrajectoriesStarted(rollout=role, version=version) | ev.TrajectoriesMoved(target=role, version=version):

@@ -195,7 +195,10 @@ def read_log(path: Path | str, *, live: bool = False) -> list[Entry]:
 
     ``live``: somebody still writes the file; a last line without its newline is then left out instead of being an error.
     """
-    path = Path(path)
+    return _read(Path(path), live)[0]
+
+
+def _read(path: Path, live: bool) -> tuple[list[Entry], bytes]:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -204,7 +207,13 @@ def read_log(path: Path | str, *, live: bool = False) -> list[Entry]:
     entries = list(_decode(path, data[:whole]))
     if whole != len(data) and not live:
         raise UnreadableLine(str(path), len(entries) + 1, f"is torn: {len(data) - whole} bytes without an end")
-    return entries
+    return entries, data[:whole]
+
+
+def read_and_audit(path: Path | str) -> tuple[list[Entry], list[Finding]]:
+    """The entries of a log and the findings of core/audit.py, on its lines as they stand too. Raises LogError like ``read_log``."""
+    entries, data = _read(Path(path), live=False)
+    return entries, audit(entries, data.split(b"\n")[:-1])
 
 
 def audit_run(path: Path | str) -> list[Finding]:
@@ -214,13 +223,13 @@ def audit_run(path: Path | str) -> list[Finding]:
     """
     path = Path(path)
     try:
-        return audit(read_log(path / "events.jsonl" if path.is_dir() else path))
+        return read_and_audit(path / "events.jsonl" if path.is_dir() else path)[1]
     except UnreadableLine as error:
         return [Finding("schema", error.line, error.why)]
 
 
 def _decode(path: Path, data: bytes) -> Iterator[Entry]:
-    for number, line in enumerate(data.splitlines(), 1):
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
             yield entry_decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

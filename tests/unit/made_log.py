@@ -214,7 +214,7 @@ def made_log(
     commit(0, [])
     for rollout in workers:
         pull(rollout, 0)
-    write("task_runner", ev.EvaluationDone(version=0, prompts=8, accuracy=0.3, samples=[]))
+    write("task_runner", ev.EvaluationDone(version=0, prompts=10, accuracy=0.3, samples=[]))
     dispatched = 0
     for step in range(1, steps + 1):
         while dispatched < min(steps, step + staleness):
@@ -227,7 +227,7 @@ def made_log(
         write("request_manager", ev.TrajectoriesConsumed(step=step, ids=consumed))
         for rollout in workers:
             pull(rollout, step)
-        write("task_runner", ev.StepMetrics(step=step, values={"reward": 0.5}, phase_seconds={"train": 1.0, "waiting_batch": 0.5}))
+        write("task_runner", ev.StepMetrics(step=step, values={"reward": 1.0}, phase_seconds={"train": 1.0, "waiting_batch": 0.5}))
         if step == 1:
             write("task_runner", ev.Paused(step=1))
             write("task_runner", ev.Resumed(step=1))
@@ -235,7 +235,7 @@ def made_log(
             write("host", ev.ThresholdsChanged(thresholds=changed.to_dict(), changes=thresholds.changes(changed)))
             write("host", ev.RecoverySettings(mode="full", standbys="cold"))
     if status == "done":
-        write("task_runner", ev.EvaluationDone(version=steps, prompts=8, accuracy=0.9, samples=[]))
+        write("task_runner", ev.EvaluationDone(version=steps, prompts=10, accuracy=0.9, samples=[]))
     write("supervisor", ev.EndDecided(status=status, reason="it was time"))
     for event in RunState.of(log.entries).closing("the run ended"):
         write("host", event)

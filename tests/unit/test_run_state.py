@@ -27,7 +27,7 @@ def test_a_whole_run() -> None:
     assert (
         [row["step"] for row in state.metrics] == [1, 2, 3]
         and state.metrics[0]["seconds_train"] == 1.0
-        and state.metrics[0]["reward"] == 0.5
+        and state.metrics[0]["reward"] == 1.0
     )
     assert [evaluation.version for evaluation in state.evaluations] == [0, 3]
     assert {view.state for view in state.roles.values()} == {RoleState.STOPPED}

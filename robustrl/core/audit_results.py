@@ -1,0 +1,124 @@
+"""The audit's rules on results: what a step and an evaluation say of themselves, against the trajectories and the configuration.
+
+Pure, like all of core/audit.py, which has them in its table. A step's mean reward, accuracy and length are computed anew from what it
+consumed. Leaves out what no other event holds: loss, gradient norm and the like, seconds, and the evaluation's trajectories, of which the
+log has a few samples only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from robustrl.core import events as ev
+from robustrl.core.audit_log import Found, Log
+from robustrl.core.roles import RoleState
+
+_RIGHT = 1.0
+"""Reward from which an answer counts as right."""
+
+
+class _Rated(NamedTuple):
+    reward: float
+    tokens: int
+    tools: bool
+
+
+def metrics(log: Log) -> Found:
+    """Each optimizer step from 1 on has its metrics, once each time that it was made; they follow from what it consumed."""
+    rows: Counter[int] = Counter()
+    commits: dict[int, list[ev.OptimizerStepCommitted]] = defaultdict(list)
+    for _, commit in log.all(ev.OptimizerStepCommitted):
+        commits[commit.step].append(commit)
+    rated = {
+        i: _Rated(reward, tokens, turns > 0)
+        for _, event in log.all(ev.TrajectoriesFinished)
+        for i, reward, tokens, turns in zip(event.ids, event.rewards, event.tokens, event.tool_turns, strict=False)
+    }
+    for seq, row in log.all(ev.StepMetrics):
+        rows[row.step] += 1
+        if row.step < 1 or row.step not in commits:
+            yield seq, f"metrics of step {row.step}, which was never committed"
+            continue
+        if rows[row.step] > len(commits[row.step]):
+            yield seq, f"step {row.step} has its metrics twice"
+        found = [_differ(row.values, [rated[i] for i in commit.consumed if i in rated]) for commit in commits[row.step]]
+        if all(found):  # made again after a rollback, a step may have consumed others
+            yield seq, f"step {row.step} has {found[-1]}"
+    for seq, step in log.all(ev.OptimizerStepCommitted):
+        if step.step >= 1 and step.step not in rows and not log.may_lack(step.step):
+            yield seq, f"step {step.step} has no metrics"
+
+
+def _differ(values: dict[str, float], consumed: list[_Rated]) -> str:
+    """What the trajectories contradict; empty for nothing."""
+    if not consumed:
+        return ""
+    count = len(consumed)
+    means = {
+        "reward": sum(one.reward for one in consumed) / count,
+        "accuracy": sum(one.reward >= _RIGHT for one in consumed) / count,
+        "length": sum(one.tokens for one in consumed) / count,
+    }
+    tools = any(one.tools for one in consumed)
+    for name, mean in means.items():
+        said = values.get(name, mean)
+        # tokens that a tool put in are not trained on, and the log does not tell them from the others
+        if not (math.isclose(said, mean, rel_tol=1e-6, abs_tol=1e-9) or (name == "length" and tools and 0 <= said < mean)):
+            return f"{name} {said:g}; the {count} trajectories that it consumed have {mean:g}"
+    return ""
+
+
+def evaluations(log: Log) -> Found:
+    """Evaluations are those that the configuration asks for, each once, all of as many prompts, with an accuracy that these can have, and
+    of a version that every rollout had or passed.
+    """
+    done: set[int] = set()
+    failed = {event.role for _, event in log.all(ev.RoleStateChanged) if event.new == RoleState.FAILED}
+    served = {event.role for _, event in log.all(ev.RoleStateChanged) if event.new == RoleState.HEALTHY} - failed
+    prompts: int | None = None
+    for seq, event in log.all(ev.EvaluationDone):
+        if event.version in done or not _asked(log, event.version):
+            yield seq, f"an evaluation of version {event.version}, which was done before or never asked for"
+        done.add(event.version)
+        for role in sorted(served & log.ran.keys()):
+            if max(log.ran[role]) < event.version:
+                yield seq, f"an evaluation of version {event.version}, but {role} only came to version {max(log.ran[role])}"
+        if not 1 <= event.prompts <= log.config.evaluation_prompts:
+            yield seq, f"an evaluation on {event.prompts} prompts; asked for were {log.config.evaluation_prompts}"
+        elif event.prompts != (prompts := event.prompts if prompts is None else prompts):
+            yield seq, f"an evaluation on {event.prompts} prompts, after one on {prompts}"
+        elif text := _impossible(event):
+            yield seq, f"an evaluation of version {event.version} with accuracy {event.accuracy:g} on {event.prompts} prompts: {text}"
+    if log.status == "done" and (missing := next((version for version in _planned(log) if version not in done), None)) is not None:
+        yield log.end, f"no evaluation of version {missing}"
+
+
+def _planned(log: Log) -> Iterator[int]:
+    config = log.config
+    if config.evaluation_prompts:
+        yield 0
+        if config.evaluation_every:
+            yield from range(config.evaluation_every, config.steps, config.evaluation_every)
+        yield config.steps
+
+
+def _asked(log: Log, version: int) -> bool:
+    config, every = log.config, log.config.evaluation_every
+    between = every > 0 and 0 < version < config.steps and version % every == 0
+    return config.evaluation_prompts > 0 and (version in (0, config.steps) or between)
+
+
+def _impossible(event: ev.EvaluationDone) -> str:
+    if not 0 <= event.accuracy <= 1:
+        return "must be from 0 to 1"
+    right = event.accuracy * event.prompts
+    if abs(right - round(right)) > 1e-6:
+        return f"that is {right:g} right answers"
+    rewards = [reward for sample in event.samples if isinstance(reward := sample.get("reward"), int | float)]
+    shown = sum(reward >= _RIGHT for reward in rewards)
+    if not shown <= round(right) <= event.prompts - (len(rewards) - shown):
+        return f"of {len(rewards)} samples {shown} are right"
+    return ""
