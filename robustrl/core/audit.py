@@ -2,8 +2,8 @@
 
 Promises: pure; the rules lean on what events say about each other, so a log is found out even when its numbers and its chain were computed
 anew after an event was removed, doubled or altered. Where two emitters may reach the host in either order, no rule asks for an order.
-Leaves out: whether an event that no other contradicts is true (a metric's value, a text). Here: the table of rules, and those on the log as
-such and on optimizer steps; the others are in audit_*.py by theme.
+Leaves out: whether an event that no other contradicts is true (a loss, a duration, a text, or several events altered in accord). Here:
+the table of rules, and those on the log as such and on optimizer steps; the others are in audit_*.py by theme.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _schema(log: Log) -> Found:
 
 
 def _chain(log: Log) -> Found:
-    """Each entry's chain value follows from the one before and its own content, and its line is what the entry is written as, to the byte."""
+    """Each entry's chain value follows from the one before and its own content, and its line is that entry as written, to the byte."""
     previous = ev.GENESIS
     for position, entry in enumerate(log.entries):
         sealed, line = ev.seal(entry, previous)
@@ -128,16 +128,13 @@ def _step(log: Log, event: ev.OptimizerStepCommitted, expected: int, newest: int
 
 
 def _emitters(log: Log) -> Found:
-    """Each life of each source was started, numbers its events from 1, without gaps or doubles, and its clock goes on between two of them;
-    what a life does, nobody tells but that life.
+    """Each life of each source numbers its events from 1, without gaps or doubles, and its clock goes on between two of them; what a life
+    does, nobody tells but that life.
     """
     last: dict[tuple[str, int], ev.Entry] = {}
-    started = {(event.role, event.incarnation) for _, event in log.all(ev.RoleStarted)} | {(ev.HOST, 1)}
     for entry in log.entries:
         key, life = (entry.source, entry.incarnation), f"{entry.source} incarnation {entry.incarnation}"
         before = last.get(key)
-        if before is None and key not in started:
-            yield entry.seq, f"{life}, which was never started, told of something"
         if (doer := _doer(entry.event)) not in (None, key):
             yield entry.seq, f"{life} told what another did: {doer[0]} incarnation {doer[1]}"
         if entry.n != (due := before.n + 1 if before else 1):

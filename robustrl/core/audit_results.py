@@ -44,7 +44,7 @@ def metrics(log: Log) -> Found:
             continue
         if rows[row.step] > len(commits[row.step]):
             yield seq, f"step {row.step} has its metrics twice"
-        found = [_differ(row.values, [rated[i] for i in commit.consumed if i in rated]) for commit in commits[row.step]]
+        found = [_differ(row.values, [rated.get(i) for i in commit.consumed]) for commit in commits[row.step]]
         if all(found):  # made again after a rollback, a step may have consumed others
             yield seq, f"step {row.step} has {found[-1]}"
     for seq, step in log.all(ev.OptimizerStepCommitted):
@@ -52,9 +52,10 @@ def metrics(log: Log) -> Found:
             yield seq, f"step {step.step} has no metrics"
 
 
-def _differ(values: dict[str, float], consumed: list[_Rated]) -> str:
-    """What the trajectories contradict; empty for nothing."""
-    if not consumed:
+def _differ(values: dict[str, float], trajectories: list[_Rated | None]) -> str:
+    """What the trajectories contradict; empty for nothing. None: never finished, which is another rule's to tell."""
+    consumed = [one for one in trajectories if one]
+    if not consumed or len(consumed) < len(trajectories):
         return ""
     count = len(consumed)
     means = {

@@ -9,13 +9,19 @@ from robustrl.core.roles import RoleKind, RoleState, check_transition, first_sta
 
 
 def roles(log: Log) -> Found:
-    """Roles start on nodes that are there, lives are numbered upward, each change of state is legal and follows its cause; all end."""
+    """Roles start on nodes that are there, lives are numbered upward, each change of state is legal and follows its cause; all end. Only
+    what was started says anything.
+    """
+    known = {(ev.HOST, 1)} | {(event.role, event.incarnation) for _, event in log.all(ev.RoleStarted)}
     nodes: set[str] = set()
     state: dict[tuple[str, int], RoleState] = {}
     life: dict[str, int] = {}
     ready: set[tuple[str, int]] = set()
     loaded: set[tuple[str, int]] = set()
     for entry in log.entries:
+        if (entry.source, entry.incarnation) not in known:
+            known.add((entry.source, entry.incarnation))
+            yield entry.seq, f"{entry.source} incarnation {entry.incarnation} says something, and never started"
         match entry.event:
             case ev.NodeStarted(node=node):
                 if node in nodes:
@@ -27,6 +33,8 @@ def roles(log: Log) -> Found:
                 nodes.clear()
                 state.clear()
             case ev.RoleStarted(role=role, incarnation=incarnation):
+                if kind_of(role) is None:
+                    yield entry.seq, f"{role!r} started, which is no name of a role"
                 if entry.event.node not in nodes:
                     yield entry.seq, f"{role} started on {entry.event.node}, which is not there"
                 if incarnation != life.get(role, 0) + 1:
@@ -80,7 +88,7 @@ def recoveries(log: Log) -> Found:
                 gone.update(nodes)
             case ev.RestartDecided(role=role, incarnation=incarnation) if (role, incarnation) not in begun:
                 yield entry.seq, f"a restart of {role} incarnation {incarnation} was decided, which never started"
-    if not log.status:
+    if not log.status or not all(kind_of(role) for role, _ in begun):  # the latter is told by the rule roles
         return
     ended = log.entries[-1].t
     for (role, incarnation), (seq, t) in begun.items():

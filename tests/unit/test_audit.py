@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -172,6 +173,7 @@ ALTERED = [
     (ev.RunStarted, {"config": lambda config: config | {"samples_per_prompt": 3}}, None, "batches"),
     (ev.OptimizerStepCommitted, {"holder": "state_keeper-7"}, of_step_2, "emitters"),
     (ev.OptimizerStepCommitted, {"incarnation": 9}, of_step_2, "emitters"),
+    (ev.RoleStarted, {"role": "cook-0"}, None, "roles"),
     (ev.RoleReady, {"incarnation": 2}, None, "roles"),
     (ev.PullStarted, {"version": -1}, None, "pulls"),
     (ev.PullStarted, {"transport": "rc_mlx5"}, of_version_2, "transfers"),
@@ -258,6 +260,50 @@ def test_the_recorded_run_that_is_shipped_passes() -> None:
     assert len(entries) > 100 and audit(entries) == []
 
 
+def test_a_line_is_read_to_the_byte() -> None:
+    """What decoding passes over is in no chain: a key too many, another order, a space."""
+    entries = made_log(steps=1, rollouts=1)
+    lines = [ev.encoder.encode(entry) for entry in entries]
+    assert audit(entries, lines) == []
+    for change in ((b'{"seq"', b'{"x":1,"seq"'), (b'"seq":5,', b'"seq":9,"seq":5,'), (b',"source"', b', "source"'), (b'"}', b'"}\r')):
+        forged = [*lines[:4], lines[4].replace(*change, 1), *lines[5:]]
+        assert forged != lines and ev.entry_decoder.decode(forged[4]) == entries[4]
+        assert [(finding.rule, finding.seq) for finding in audit(entries, forged)] == [("chain", 5)]
+
+
+def test_who_speaks_was_started() -> None:
+    entries = made_log()
+    assert rules(forge(replace(e, source="task_runner-7") if isinstance(e.event, ev.StepMetrics) else e for e in entries)) == ["roles"]
+
+
+def test_a_pull_from_several_sources_may_receive_a_byte_twice_and_no_more() -> None:
+    entries = made_log(rollouts=1)
+    start = first(entries, ev.PullStarted, of_version_2)
+    commit = first(entries, ev.PullCommitted, of_version_2)
+    again = replace(entries[start], event=replace(entries[start].event, lease=99))
+
+    def received(count: int) -> list[str]:
+        committed = replace(entries[commit], event=replace(entries[commit].event, bytes=count))
+        return rules(forge([*entries[:start], again, *entries[start:commit], committed, *entries[commit + 1 :]]))
+
+    assert [received(count) for count in (1000, 1500, 600, 2001, -1)] == [[], [], [], ["transfers"], ["transfers"]]
+
+
+def test_what_a_tool_put_in_is_not_trained_on() -> None:
+    entries = made_log(drop=False)
+
+    def with_length(length: float, turns: int) -> list[str]:
+        told = forge(entries)
+        for i, entry in enumerate(told):
+            if isinstance(event := entry.event, ev.TrajectoriesFinished):
+                told[i] = replace(entry, event=replace(event, tool_turns=[turns] * len(event.ids)))
+            elif isinstance(event, ev.StepMetrics) and event.step == 1:
+                told[i] = replace(entry, event=replace(event, values={"length": length}))
+        return rules(forge(told))
+
+    assert [with_length(*said) for said in ((2.0, 0), (1.5, 1), (1.5, 0), (2.5, 1))] == [[], [], ["metrics"], ["metrics"]]
+
+
 def chained(entries: list[ev.Entry]) -> list[ev.Entry]:
     """Chained anew, every number left as it is."""
     result, chain = [], ev.GENESIS
@@ -327,6 +373,87 @@ def test_no_log_is_too_broken_to_be_audited(data: st.DataObject) -> None:
     entries = made_log(steps=2, rollouts=1)
     picked = data.draw(st.lists(st.sampled_from(entries), max_size=40))
     assert {"closing", "config"} & set(rules(forge(picked))) or picked[0] is entries[0]
+
+
+def odd(value: Any) -> list[Any]:
+    """Others of its type."""
+    match value:
+        case bool():
+            return [not value]
+        case int():
+            return [-1, 0, value + 1, 10**18]
+        case float():
+            return [-1.0, 1e308]
+        case str():
+            return ["", "rollout-9", "failed", "\u2028"]
+        case list() | tuple():
+            inner = [[other, *value[1:]] for other in odd(value[0])] if value else []
+            return [[], [*value, *value], *inner]
+        case dict():
+            return [{}, *(value | {name: other} for name in value for other in (None, "x", -1, 1e308, [], {"a": 1}, *odd(value[name])))]
+    return []
+
+
+def _eventful() -> list[ev.Entry]:
+    """A short log with what a healthy one lacks: deaths, faults, verdicts, moves, a rollback."""
+    entries = made_log(steps=1, prompts=1, rollouts=1)
+    place = first(entries, ev.TrajectoriesFinished)
+    ids = entries[place].event.ids
+    who: dict[str, Any] = {"role": "rollout-0", "incarnation": 1}
+    hit = {"fault": 1, **who, "node": "node-0", "pid": 108, "phase": "decode", "step": 1}
+    verdict = {**who, "evidence": {"a": 1}, "threshold": 1.0, "due": 1.0, "seen": 1.0, "onset": 0.0, "blind_spot": ""}
+    pulled = {"target": "rollout-0", "version": 0}
+    more = [
+        ev.FaultPlanned(fault=1, kind="delay", target="rollout-0", when="now", benign=False, options={"phase": "decode"}),
+        ev.FaultInjected(**hit, proof={"milliseconds": 5, "bytes": 5, "process": "gone", "thread": 1}),
+        ev.FaultEnded(fault=1, outcome="over", reason=""),
+        ev.FaultRevealed(fault=1, guess=""),
+        ev.Verdict(**verdict, kind="suspect", rule="progress"),
+        ev.Verdict(**verdict, kind="failed", rule="node_lost"),
+        ev.HeartbeatSent(**who, number=1),
+        ev.HeartbeatAnswered(**who, number=1),
+        ev.ErrorRaised(**who, error="E", text=""),
+        ev.PullDiscarded(**pulled, bytes=1, reason=""),
+        ev.PullSourceSwitched(**pulled, old_source="rollout-0", new_source="trainer-0", kept=0, reason=""),
+        ev.VersionRefused(**who, version=1, probe_gap=1.0, limit=0.1),
+        ev.PeerGone(**who, peer="trainer-0", peer_incarnation=1, error=""),
+        ev.SnapshotRestored(role="trainer-0", incarnation=1, step=0, source="local", digest="s0", seconds=0.1),
+        ev.SnapshotRefused(role="trainer-0", incarnation=1, step=0, source="local", reason=""),
+        ev.RolledBack(old=1, to=0, reason=""),
+        ev.ProcessExited(**who, pid=1, cause="pidfd", last_lines=[""], progress=1),
+        ev.RestartDecided(**who, reason=""),
+        ev.RoleStarted(role="rollout-0", incarnation=2, node="node-0", pid=1, start_ticks=1),
+        ev.RoleReady(role="rollout-0", incarnation=2, seconds=1.0),
+        ev.TrajectoriesMoved(ids=ids, source="rollout-0", target="rollout-0", version=0, kept=[0] * len(ids)),
+        ev.NodeLost(node="node-0", reason=""),
+        ev.RunResumed(wall=1.0, host_pid=1),
+    ]
+    host = replace(entries[0], source="host")
+    return forge([*entries[:place], *(replace(host, event=event) for event in more), *entries[place:]])
+
+
+EVENTFUL = _eventful()
+
+
+@pytest.mark.parametrize("kind", sorted({type(entry.event) for entry in EVENTFUL}, key=lambda kind: kind.__name__))
+def test_no_value_of_a_field_makes_a_rule_raise(kind: type) -> None:
+    """Every field of every kind of event, whatever it is within its type: findings or none, never an exception."""
+    i = first(EVENTFUL, kind)
+    event = EVENTFUL[i].event
+    told = [(name, value) for name in kind.__struct_fields__ for value in odd(getattr(event, name))]
+    for name, value in told[:: max(1, len(told) // 40)]:
+        changed = replace(EVENTFUL[i], event=replace(event, **{name: value}))
+        try:
+            changed = ev.entry_decoder.decode(ev.encoder.encode(changed))
+        except msgspec.ValidationError:
+            continue
+        audit([*EVENTFUL[:i], changed, *EVENTFUL[i + 1 :]])
+
+
+def test_nor_does_one_of_an_entry() -> None:
+    for name in ("seq", "t", "source", "incarnation", "n", "at", "chain"):
+        for value in odd(getattr(EVENTFUL[20], name)):
+            assert audit([*EVENTFUL[:20], replace(EVENTFUL[20], **{name: value}), *EVENTFUL[21:]])
 
 
 def test_a_version_may_be_announced_again_by_the_next_life_of_its_holder_only() -> None:

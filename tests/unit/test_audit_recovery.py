@@ -145,7 +145,8 @@ def rolled_back(to: int = 1, old: int = 2, version: int = 3) -> list[ev.Entry]:
         ev.StepMetrics(step=2, values={}, phase_seconds={}),
     ]
     host = entries[-1]
-    return forge([*entries[:at], *(replace(host, event=event) for event in again), *entries[at:]])
+    told = [replace(host, source=getattr(event, "holder", host.source), event=event) for event in again]
+    return forge([*entries[:at], *told, *entries[at:]])
 
 
 def test_a_rolled_back_step_is_made_again_under_a_new_version() -> None:

@@ -224,6 +224,11 @@ def test_audit_of_a_run_directory(path: Path) -> None:
     assert audit_run(path.parent) == audit_run(path) == []
     store(made_log()[:-1])
     assert [finding.rule for finding in audit_run(path.parent)] == ["closing"]
+    store(made_log())
+    path.write_bytes(path.read_bytes().replace(b'{"seq":3,', b'{"seq":3,"x":1,'))
+    assert len(read_log(path)) == len(made_log()), "to read it is one thing, to believe it another"
+    assert [(finding.rule, finding.seq) for finding in audit_run(path)] == [("chain", 3)]
+    store(made_log()[:-1])
     path.write_bytes(path.read_bytes() + b'{"seq": "three"}\n')
     (finding,) = audit_run(path)
     assert (finding.rule, finding.seq) == ("schema", len(made_log())) and "Expected `int`" in str(finding)
