@@ -95,7 +95,7 @@ class _Pull:
 
 def transfers(log: Log) -> Found:
     """Each pull has a lease of its own, is of a version newer than what that life runs on, as large as announced, and only comes nearer;
-    two lives have one transport between them, and what was received is what was begun.
+    two lives have one transport between them, and what was received, and how far behind it was, is what was begun.
     """
     sizes: dict[int, set[int]] = defaultdict(set)
     for _, announced in log.all(ev.VersionAnnounced):
@@ -137,6 +137,9 @@ def transfers(log: Log) -> Found:
                     yield entry.seq, f"{what}, and then {event.done}"
                 pull.done = event.done
             case ev.PullCommitted():
+                if event.lag != event.version - (running := runs.get(life, -1)):
+                    what = f"{event.target} committed version {event.version} after version {running}"
+                    yield entry.seq, f"{what}, and says that it lagged by {event.lag}"
                 runs[life] = event.version
                 if text := _received(event.bytes, pull.sizes):
                     yield entry.seq, f"{event.target} received {event.bytes} bytes for version {event.version}; {text}"

@@ -180,6 +180,7 @@ ALTERED = [
     (ev.PullProgress, {"transport": "rc_mlx5"}, of_version_2, "transfers"),
     (ev.PullCommitted, {"transport": "rc_mlx5"}, of_version_2, "transfers"),
     (ev.PullCommitted, {"bytes": 0}, of_version_2, "transfers"),
+    (ev.PullCommitted, {"lag": 2}, of_version_2, "transfers"),
     (ev.PullCommitted, {"bytes": 10**12}, of_version_2, "transfers"),
     (ev.PullStarted, {"source": "rollout-7"}, of_version_2, "pulls"),
     (ev.PullCommitted, {"source": "rollout-7"}, of_version_2, "pulls"),
