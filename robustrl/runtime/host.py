@@ -340,11 +340,16 @@ class Host:
         (self.run_dir / "summary.json").write_bytes(msgspec.json.encode(summarize(self.run_dir)) + b"\n")
 
     async def _keep_model(self) -> None:
-        """The trained model outlives the job, in its run directory."""
+        """The trained model outlives the job, in its run directory, and so does the checkpoint of its last step."""
         try:
             await self.serving.save_pretrained(str(self.run_dir / "model"))
         except RobustRLError as error:
             self.record(ev.WarningRaised(text=f"the trained model was not saved: {error}"))
+        try:
+            if not await self.serving.finish_checkpoint():
+                self.record(ev.WarningRaised(text="the last checkpoint was still being written when the job ended"))
+        except RobustRLError as error:
+            self.record(ev.WarningRaised(text=f"whether the last checkpoint was written is not known: {error}"))
 
     async def _clean_other_machines(self) -> None:
         deadline = self.config.deadlines.stop

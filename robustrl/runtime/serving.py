@@ -121,6 +121,11 @@ class Serving:
         await self._running("trainer-0").call("save_pretrained", path, deadline=self._host.config.deadlines.call)
         return path
 
+    async def finish_checkpoint(self) -> bool:
+        """Whether the newest checkpoint is on disk, or has failed, within the deadline of a call."""
+        limit = self._host.config.deadlines.call
+        return bool(await self._running("trainer-0").call("finish_checkpoint", 0.4 * limit, deadline=limit))
+
     async def _add_rollout(self) -> str:
         """The name of the new role, whose process is there; it sets itself up and joins behind our back."""
         manager = self._running("rollout_manager")

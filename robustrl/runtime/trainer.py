@@ -253,6 +253,12 @@ class Trainer(Role):
     async def save_pretrained(self, path: str) -> None:
         await self._in_thread(self._learner.save_pretrained, path)
 
+    async def finish_checkpoint(self, seconds: float) -> bool:
+        """Whether the checkpoint of the last commit is on disk, or has failed, within ``seconds``."""
+        if self._commit is not None:
+            await asyncio.wait([self._commit], timeout=seconds)
+        return await asyncio.to_thread(self._writer.flush, seconds)
+
     # -- the snapshot ---
 
     async def _snapshot(
