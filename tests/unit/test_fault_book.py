@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from story import Story
 
@@ -45,6 +46,23 @@ def verdict(story: Story, t: float, role: str = "rollout-0", kind: str = "failed
 
 def book(story: Story, number: int = 1) -> FaultView:
     return RunState.of(story.entries).faults[number]
+
+
+@pytest.mark.parametrize("offset", [0.0, 5.0, -5.0])
+def test_a_verdict_that_came_while_the_proof_was_on_its_way_counts(offset: float) -> None:
+    """Struck at 102.0, seen dead 10 ms later, said by an agent whose clock is ``offset`` off, and written 30 ms after that."""
+    story = Story()
+    plan(story, 101.0)
+    for t, stamp in ((101.5, 101.5), (102.04, 102.01)):
+        if t == 102.04:
+            verdict(story, 102.02)
+            hit(story, t)
+        else:
+            story.at(t, ev.WarningRaised(text="any word"))
+        story.entries[-1] = msgspec.structs.replace(story.entries[-1], source="node_agent-0", at=stamp + offset)
+    view = book(story)
+    assert view.injected == pytest.approx(102.0)
+    assert view.detected is not None and view.detected.delay == pytest.approx(0.02)
 
 
 def test_a_kill_from_its_plan_to_its_confirmation() -> None:
