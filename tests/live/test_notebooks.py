@@ -56,8 +56,8 @@ def test_a_lesson_runs_without_an_error(path: Path, folder: Path, monkeypatch: p
     outputs = [output for cell in lesson.nb.cells for output in cell.get("outputs", [])]
     assert [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"] == []
     live = [output.data for output in outputs if "application/vnd.jupyter.widget-view+json" in output.get("data", {})]
-    bare = [data["text/plain"] for data in live if "text/html" not in data]
-    assert bare == [], "what is live has a form that a saved notebook still shows"
+    bare = [data["text/plain"] for data in live if "text/html" not in data and not data["text/plain"].startswith("Loading weights")]
+    assert bare == [], "what is live has a form that a saved notebook still shows; the bar of transformers is not ours"
     logs = list(folder.glob("runs/*/events.jsonl"))
     assert logs and [finding for log in logs for finding in audit(read_log(log))] == []
 
