@@ -213,7 +213,12 @@ class Rollout(Role):
         while True:
             async with self._target_changed:
                 await self._target_changed.wait_for(lambda: self._target > max(self._version, self._refused))
-            await self._update(self._target)
+            try:
+                await self._update(self._target)
+            except PeerDied:
+                if self._retired:
+                    return
+                raise
 
     async def _update(self, version: int) -> None:
         """Pull ``version`` or a newer one, commit it between two engine steps, and serve it on."""
@@ -259,6 +264,8 @@ class Rollout(Role):
         )
 
     def _next_source(self, ask: Ask, version: int) -> Lease | None:
+        if self._retired:
+            raise PeerDied(f"{self.spec.role} incarnation {self.spec.incarnation} has ended: it pulls nothing more")
         call = self._supervisor.call("ask", msgspec.msgpack.encode(ask), version, deadline=self.deadlines.role_start, again=True)
         body = asyncio.run_coroutine_threadsafe(call, self._loop).result()
         return None if body is None else msgspec.msgpack.decode(body, type=Lease)

@@ -196,13 +196,18 @@ class Supervisor(Role):
             self._directory.remove_holder(role, self._lives[role])
 
     async def ask(self, body: bytes, least_version: int) -> bytes | None:
-        """The answer to a msgpack `Ask` as a msgpack `Lease`; None: nothing at or above ``least_version`` is free, ask again."""
+        """The answer to a msgpack `Ask` as a msgpack `Lease`; None: nothing at or above ``least_version`` is free, ask again.
+
+        A life that has ended gets nothing either, and no error: its process may be about to become another role, in the middle of a pull.
+        """
         ask = msgspec.msgpack.decode(body, type=Ask)
         async with self._changed:
             try:
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._directory.newest >= least_version), _HELD_BACK)
             except TimeoutError:
                 return None
+        if self._directory.is_dead(ask.puller, ask.incarnation):
+            return None
         lease = self._directory.answer(ask, time.monotonic())
         if lease is not None and lease.version < least_version:  # the only holder of the newest has died
             self._directory.release(lease.id)

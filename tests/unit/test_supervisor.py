@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
+
 from robustrl.core import events as ev
 from robustrl.core.weights import Ask, WeightDirectory
 from robustrl.runtime.supervisor import Supervisor, Ticks
@@ -37,6 +41,20 @@ def test_the_last_word_of_a_dead_role_may_come_after_the_word_of_its_death() -> 
     here._learn_weights(announced(2, incarnation=2))
     lease = here._directory.answer(Ask(puller="rollout-0", incarnation=2), 0.0)
     assert lease is not None and (lease.version, lease.source, lease.incarnation) == (2, "state_keeper-0", 2)
+
+
+def test_a_life_that_has_ended_gets_no_weights_and_no_error() -> None:
+    """It asked in the middle of a pull; its process may be about to become another role, and would die of an error."""
+    here = supervisor()
+    for event in (announced(0), exited("rollout-1")):
+        here._learn_weights(event)
+
+    async def answers() -> list[bool]:
+        here._changed = asyncio.Condition()
+        asks = (Ask(puller="rollout-1", incarnation=life) for life in (1, 2))
+        return [await here.ask(msgspec.msgpack.encode(ask), 0) is not None for ask in asks]
+
+    assert asyncio.run(answers()) == [False, True]
 
 
 def test_each_deadline_has_its_tick_as_it_passes_however_close_they_are() -> None:
