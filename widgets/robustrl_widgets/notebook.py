@@ -24,16 +24,29 @@ if TYPE_CHECKING:
     from robustrl.job import Job
 
 
-class View(anywidget.AnyWidget):
-    """One view of one run: a job, or the path of a recorded one. ``close()`` ends it."""
+class Live(anywidget.AnyWidget):
+    """A widget with a channel: pictures to the page, commands from it and answers to them."""
 
-    view = ""
     full = traitlets.Unicode("{}").tag(sync=True)
     delta = traitlets.Unicode("{}").tag(sync=True)
     command = traitlets.Unicode("").tag(sync=True)
     answer = traitlets.Unicode("{}").tag(sync=True)
     right = traitlets.Unicode("READ").tag(sync=True)
-    """What the page may offer; what it may do is the Commander's to say."""
+    """What the page may offer; what it may do is not the page's to say."""
+
+    def _show(self, what: str, channel: Channel) -> None:
+        if self.comm is None:  # closed
+            return
+        with self.hold_sync():
+            if what == "full":
+                self.full = channel.full
+            self.delta = channel.delta
+
+
+class View(Live):
+    """One view of one run: a job, or the path of a recorded one. ``close()`` ends it."""
+
+    view = ""
 
     def __init__(self, run: Job | Feed | str | Path, right: Right = Right.INSTRUCTOR) -> None:
         feed = feed_of(run)
@@ -44,14 +57,6 @@ class View(anywidget.AnyWidget):
         self._commander = Commander(feed, right, may_play=True)
         self.observe(self._commanded, "command")
         self._subscription = feed.subscribe(self.view, self._show)
-
-    def _show(self, what: str, channel: Channel) -> None:
-        if self.comm is None:  # closed
-            return
-        with self.hold_sync():
-            if what == "full":
-                self.full = channel.full
-            self.delta = channel.delta
 
     def _commanded(self, change: Any) -> None:
         if change["new"]:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import anywidget
 import msgspec
 import traitlets
 
@@ -20,9 +19,8 @@ from robustrl.errors import ConfigError
 from robustrl.replay.run import Run
 
 from . import assets
-from .channel import Channel
 from .commands import Answer, Right
-from .notebook import _take_clicks_while_a_cell_runs
+from .notebook import Live, _take_clicks_while_a_cell_runs
 from .static_tuning import tuning_html
 from .tuner import Tuner, bundled, told
 
@@ -33,16 +31,12 @@ _PATIENCE = 3.0
 """Seconds that the display of a lab waits for its first picture."""
 
 
-class TuningLab(anywidget.AnyWidget):
+class TuningLab(Live):
     """``runs``: a job (what it has recorded when it is loaded), runs, or the path of one. ``base``: what the sliders begin with; by default
     the settings in force at the end of the first run. ``close()`` ends it.
     """
 
     _esm = assets.esm("tuning")
-    full = traitlets.Unicode("{}").tag(sync=True)
-    delta = traitlets.Unicode("{}").tag(sync=True)
-    command = traitlets.Unicode("").tag(sync=True)
-    answer = traitlets.Unicode("{}").tag(sync=True)
     right = traitlets.Unicode("INSTRUCTOR").tag(sync=True)
 
     def __init__(self, runs: Job | Run | Sequence[Run] | str | Path, *, job: Job | None = None, base: Thresholds | None = None) -> None:
@@ -60,14 +54,6 @@ class TuningLab(anywidget.AnyWidget):
         _take_clicks_while_a_cell_runs(self.comm)
         self.tuner = Tuner({**sources, **bundled()}, self._show, job=job, right=Right.INSTRUCTOR, base=base, load=name)
         self.observe(self._commanded, "command")
-
-    def _show(self, what: str, channel: Channel) -> None:
-        if self.comm is None:  # closed
-            return
-        with self.hold_sync():
-            if what == "full":
-                self.full = channel.full
-            self.delta = channel.delta
 
     def _commanded(self, change: Any) -> None:
         if change["new"]:
