@@ -28,7 +28,7 @@ def levels(detector: Detector, now: float) -> dict[str, Level]:
     for life in (life for kind in RoleKind for life in detector.of_kind(kind) if not life.down):
         for path, value in _values(life, now):
             limit = detector.limit(life, path)
-            if path.startswith(("trainer.", "rollout.")) and not life.progressed and path.split(".")[1] in _GRACED:
+            if path.startswith(("trainer.", "rollout.")) and life.warming and path.split(".")[1] in _GRACED:
                 limit = max(limit, detector.limit(life, f"{SECTION[life.kind]}.grace"))
             if limit > 0 and (path not in nearest or value / limit > nearest[path].value / nearest[path].limit):
                 nearest[path] = Level(life.role, value, limit)

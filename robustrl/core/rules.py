@@ -279,9 +279,9 @@ def _joined_by_all(life: Life, ctx: Context) -> float:
 
 
 def _graced(life: Life, ctx: Context, path: str) -> float:
-    """The limit at ``path``, or the start-up grace of the kind while nothing was done in this life."""
+    """The limit at ``path``, or the start-up grace of the kind while a life is at its first work."""
     limit = ctx.limit(life, path)
-    return limit if life.progressed else max(limit, ctx.limit(life, f"{SECTION[life.kind]}.grace"))
+    return max(limit, ctx.limit(life, f"{SECTION[life.kind]}.grace")) if life.warming else limit
 
 
 def _blamed(life: Life, ctx: Context, onset: float, limit: float, busy: bool = False) -> Sign | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from . import events as ev
-from .roles import Phase, RoleId, RoleKind
+from .roles import QUIET, Phase, RoleId, RoleKind
 
 GENERATING = frozenset({Phase.PREFILL, Phase.DECODE})
 _SAME_SPELL = 0.05
@@ -126,6 +126,11 @@ class Life:
     def progressed(self) -> bool:
         """It has done something in this life: its first compile, load and warm-up are behind it."""
         return self.sample is not None and self.sample.progress > 0
+
+    @property
+    def warming(self) -> bool:
+        """It has done nothing yet, and is about to: what it does may be its first compile. One that waits for work compiles nothing."""
+        return not self.progressed and (self.sample is None or Phase(self.sample.phase) not in QUIET)
 
     @property
     def stopped(self) -> bool:

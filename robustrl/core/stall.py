@@ -36,8 +36,9 @@ def waited_for(lives: Iterable[Life]) -> Waited | None:
         return _slowest(working, "it has unfinished trajectories")
     if holding and (workers := at_work(RoleKind.AGENT_WORKER) or by_kind.get(RoleKind.AGENT_WORKER)):
         return _slowest(workers, "trajectories wait for its tools")
+    if busy := [life for life in by_kind.get(RoleKind.AGENT_WORKER, []) if life.sample and life.sample.pending]:
+        return _slowest(busy, "it has work that does not end")
     for kind, why in (
-        (RoleKind.AGENT_WORKER, "it has work that does not end"),
         (RoleKind.ROLLOUT_MANAGER, "it has unfinished groups"),
         (RoleKind.REQUEST_MANAGER, "it has open trajectories"),
     ):

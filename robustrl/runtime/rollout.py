@@ -325,6 +325,9 @@ class Rollout(Role):
             self.page.phase = Phase.PREFILL
             time.sleep(_HELD_TURN)
         elif self._live:
+            if idle:  # said before the step, which may be the first one and compile for long
+                self.page.phase = Phase.PREFILL
+                self.page.update(pending=len(self._live) + len(self._in_tool))
             began = time.monotonic()
             deltas = self._engine.step()
             self.page.phase = Phase.DECODE if self._engine.decoded else Phase.PREFILL

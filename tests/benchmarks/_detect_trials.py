@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 from collections.abc import Callable, Iterable
@@ -16,6 +17,8 @@ from world_scenario import allowed, onset
 from robustrl.core.thresholds import Thresholds
 
 LAB = Thresholds.lab()
+_RESPITE = 5.0
+"""Seconds between two disturbances of one role."""
 
 
 def spread_over_cores(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
@@ -47,12 +50,17 @@ def trial(item: tuple[str, int]) -> dict[str, Any]:
 
 
 def noisy_hour(seed: int) -> dict[str, Any]:
-    """An hour of a healthy job in which something harmless happens every 20 s or so."""
+    """An hour of a healthy job in which something harmless happens every 20 s or so. Each disturbance lies below the limits; one that would
+    begin on a role while another holds it would lengthen that one past them, and is put off until the role has had time to work."""
     dice = random.Random(seed)
     world = World(Shape.draw(dice), seed, LAB)
+    free: dict[str, float] = {}
     t = 10.0
     while t < 3580.0:
-        world.plan(_harmless(dice, t, world.shape))
+        drawn = _harmless(dice, t, world.shape)
+        begins = max(t, free.get(drawn.role, 0.0))
+        world.plan(dataclasses.replace(drawn, at=begins))
+        free[drawn.role] = begins + float(drawn.seconds or 0.0) + _RESPITE  # type: ignore[arg-type]
         t += dice.expovariate(1 / 20.0)
     world.run(3600.0)
     kinds = [v.kind for v in world.verdicts]

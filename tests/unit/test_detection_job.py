@@ -46,6 +46,8 @@ STALL = LAB.replace("node.silent", 1000.0)
     ("rollout-0", "failed", [("trainer-0", "waiting_batch", {}), ("rollout-0", "pull", {"pending": 3, "progress_age": 89.5})]),
     ("agent_worker-0", "failed", [("trainer-0", "waiting_batch", {}), ("rollout-0", "waiting_tool", {"pending": 3}),
                                   ("agent_worker-0", "running", {"pending": 3, "progress_age": 89.5})]),
+    ("agent_worker-0", "failed", [("trainer-0", "waiting_batch", {}), ("rollout-0", "waiting_request", {"pending": 0}),
+                                  ("agent_worker-0", "running", {"pending": 3, "progress_age": 89.5})]),
     ("rollout_manager", "reported", [("trainer-0", "waiting_batch", {}), ("rollout-0", "waiting_request", {"pending": 0}),
                                      ("agent_worker-0", "idle", {"pending": 0}), ("rollout_manager", "running", {"pending": 2})]),
     ("task_runner", "reported", [("trainer-0", "waiting_batch", {}), ("rollout-0", "waiting_request", {"pending": 0}),

@@ -105,6 +105,14 @@ def test_an_engine_loop_that_stands_still_is_suspect_in_any_phase():
     assert log.said()[-1] == ("rollout-0", "failed", "heartbeat")
 
 
+def test_start_up_grace_is_for_the_first_work_not_for_one_that_waits_for_it():
+    """It was given to whoever had made no token yet: one that stopped before its first request was found 25 s late."""
+    log = Log("rollout-0", "rollout-1")
+    log.sample(20.0, "rollout-0", "waiting_request", pending=0, progress=0, loop_age=5.05)
+    log.sample(20.0, "rollout-1", "prefill", progress=0, loop_age=15.0)
+    assert log.said() == [("rollout-0", "suspect", "wedged")]
+
+
 def test_a_supervisor_that_slept_asks_again():
     log = Log("rollout-0")
     suspected(log)

@@ -45,6 +45,13 @@ def test_until_its_first_micro_batch_a_trainer_has_grace():
     assert verdict.threshold == LAB.trainer.grace
 
 
+def test_a_trainer_that_waits_for_its_first_batch_has_no_grace():
+    log = Log("trainer-0", "trainer-1")
+    log.sample(20.0, "trainer-0", "waiting_batch", progress=0, loop_age=LAB.trainer.silent + 0.05)
+    log.sample(20.0, "trainer-1", "train", progress=0, loop_age=LAB.trainer.silent + 0.05)
+    assert log.said() == [("trainer-0", "failed", "silent")]
+
+
 def test_a_stopped_process_alone_is_no_reason():
     log = Log("trainer-0", "rollout-0")
     log.sample(10.0, "trainer-0", "train", active_age=2.0, loop_age=2.0, process="T")

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from robustrl.core.roles import Phase
 from robustrl.engines.base import Delta
 from robustrl.rl.trajectory import IN_TOOL, Part, Trajectory, parts_decoder
 from robustrl.runtime.rollout import _FLUSH_TOKENS, Rollout
@@ -162,6 +163,29 @@ def test_a_flush_is_due_after_so_many_tokens_whatever_the_time(slow: bool) -> No
             made._turn()
         await asyncio.sleep(0)
         assert here._flush_due.is_set() is not slow
+
+    asyncio.run(scenario())
+
+
+def test_the_page_says_that_there_is_work_before_the_first_engine_step() -> None:
+    """Which may compile for long: a loop that stands still while it waits for work is taken for wedged, without start-up grace."""
+
+    async def scenario() -> None:
+        made, here, _ = rollout()
+        told: dict[str, int] = {}
+        here.page = SimpleNamespace(stamp=lambda: None, update=lambda **fields: told.update(fields), phase=None)
+        here._pace = 0.0
+        here.disturbance = SimpleNamespace(pass_by=lambda place, working: None, holds=lambda role: False)
+        here._commands.put(lambda: here._begin([trajectory(1)]))
+        seen = []
+
+        def step() -> list[Delta]:
+            seen.append((here.page.phase, told["pending"]))
+            return []
+
+        here._engine = SimpleNamespace(decoded=False, step=step, add=lambda request: None)
+        made._turn()
+        assert seen == [(Phase.PREFILL, 1)]
 
     asyncio.run(scenario())
 
