@@ -51,9 +51,8 @@ def kills() -> Row:
         for i in range(KILLS):
             role = _ROUND[i % len(_ROUND)]
             _until("all are well", lambda: all(handle.state == "healthy" for handle in job.roles.values()))
-            if role == "trainer-0":  # a second death in one optimizer step would restart everything
-                _until("another step", lambda trained=trained: job.step > trained + 1)
-                trained = job.step
+            if role == "trainer-0":
+                trained = _trained_on(job, trained)
             handle = job.roles[role]
             incarnation, began = handle.incarnation, time.monotonic()
             os.kill(handle.pid, signal.SIGKILL)
@@ -65,9 +64,16 @@ def kills() -> Row:
     return {"kills": len(every), **spread, "by_kind": by_kind, "delays_s": delays}
 
 
+def _trained_on(job: Job, since: int) -> int:
+    """The present step, at least two after ``since``: a second death in one optimizer step would restart everything."""
+    _until("another step", lambda: job.step > since + 1)
+    return int(job.step)
+
+
 def stops() -> Row:
     """``late``: seconds from the signal to the verdict, less the threshold."""
     late: dict[str, list[float]] = {"trainer": [], "rollout": []}
+    trained = 0
     with watched_job() as job:
         for i in range(2 * STOPS):
             role, phases, limit = [
@@ -75,6 +81,8 @@ def stops() -> Row:
                 ("rollout-0", (Phase.DECODE,), LAB.rollout.no_tokens + LAB.rollout.heartbeat),
             ][i % 2]
             _until(f"{role} works", lambda role=role: job.roles[role].state == "healthy" and job.roles[role].progress > 0)
+            if role == "trainer-0":
+                trained = _trained_on(job, trained)
             handle = job.roles[role]
             began = _stop_in(job, role, handle.incarnation, handle.pid, phases)
             said = _said(job, role, handle.incarnation, began)
