@@ -111,7 +111,7 @@ class Host:
         self._ahead = entry.t - time.monotonic()
         line = ev.encoder.encode(entry)
         for outbox in self.outboxes:
-            outbox.put_nowait(line)
+            outbox.put(line, entry.event)
         self.injector.feed()
         match entry.event:
             case ev.EndDecided() as verdict if not self.end.done():
@@ -315,7 +315,7 @@ class Host:
             task.cancel()
         self._close_log(verdict)
         for outbox in self.outboxes:
-            outbox.put_nowait(None)
+            outbox.put(None)
         if self.config.address:
             await self._clean_other_machines()
         await asyncio.to_thread(self._remove_all)

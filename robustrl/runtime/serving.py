@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core import events as ev
@@ -22,8 +23,56 @@ if TYPE_CHECKING:
 log = logging.getLogger("host")
 _DIGESTS = 64
 """Versions whose digest is told to a state keeper in a later life."""
-Outbox = asyncio.Queue[bytes | wire.Result | None]
-"""What a reader of the log has yet to be sent: lines, and answers among them; None after the last line."""
+_NOT_URGENT = (ev.TrajectoriesStarted, ev.TrajectoriesFinished, ev.TokensJournalled, ev.PullStarted, ev.PullProgress, ev.StepMetrics)
+"""Most entries of a log. They wait for one that somebody may have to act on: a reader is woken for many at once."""
+_WAITS = 0.05
+"""Seconds, at most."""
+_LINES = 1000
+"""Of one message."""
+
+
+class Outbox:
+    """What a reader of the log has yet to be sent, in order: lines, and answers among them; None after the last line."""
+
+    def __init__(self) -> None:
+        self._items: list[bytes | wire.Result | None] = []
+        self._some, self._urgent = asyncio.Event(), asyncio.Event()
+
+    def put(self, item: bytes | wire.Result | None, event: ev.Event | None = None) -> None:
+        self._items.append(item)
+        self._some.set()
+        if not isinstance(event, _NOT_URGENT):
+            self._urgent.set()
+
+    async def get(self) -> list[bytes | wire.Result | None]:
+        """All that is there, as soon as one item is urgent or the first one has waited for `_WAITS`."""
+        await self._some.wait()
+        if not self._urgent.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._urgent.wait(), _WAITS)
+        return self.take()
+
+    def take(self) -> list[bytes | wire.Result | None]:
+        """All that is there now."""
+        items, self._items = self._items, []
+        self._some.clear()
+        self._urgent.clear()
+        return items
+
+
+def _messages(items: list[bytes | wire.Result | None]) -> Iterator[wire.Entries | wire.Result]:
+    """Those of an outbox, one for all lines that follow each other; answers that came after the last line are among them."""
+    lines: list[bytes] = []
+    for item in items:
+        if isinstance(item, bytes):
+            lines.append(item)
+        if lines and (not isinstance(item, bytes) or len(lines) == _LINES):
+            yield wire.Entries(lines)
+            lines = []
+        if isinstance(item, wire.Result):
+            yield item
+    if lines:
+        yield wire.Entries(lines)
 
 
 class Serving:
@@ -41,7 +90,7 @@ class Serving:
                         if ack := self.take_events(events):
                             wire.write_message(writer, ack)
                     case wire.Subscribe(after=after):
-                        outbox = asyncio.Queue()
+                        outbox = Outbox()
                         streams.append(asyncio.create_task(self._stream(after, outbox, writer)))
                     case wire.Call():
                         self._host.spawn(self._answer(message, outbox, writer))
@@ -66,29 +115,22 @@ class Serving:
         history = self._host.event_log.lines(after)
         self._host.outboxes.append(outbox)
         try:
-            for start in range(0, len(history), 1000):
-                wire.write_message(writer, wire.Entries(history[start : start + 1000]))
+            for start in range(0, len(history), _LINES):
+                wire.write_message(writer, wire.Entries(history[start : start + _LINES]))
                 await writer.drain()
-            while (item := await outbox.get()) is not None:
-                lines: list[bytes] = []
-                while isinstance(item, bytes):
-                    lines.append(item)
-                    if len(lines) == 1000 or outbox.empty():
-                        break
-                    item = outbox.get_nowait()
-                if lines:
-                    wire.write_message(writer, wire.Entries(lines))
-                if item is None:
-                    return
-                if isinstance(item, wire.Result):
-                    wire.write_message(writer, item)
+            ended = False
+            while not ended:
+                items = await outbox.get()
+                ended = None in items
+                for message in _messages(items):
+                    wire.write_message(writer, message)
                 await writer.drain()
         except ConnectionError:
             pass  # the reader's side of this connection sees the same and says so
         finally:
             self._host.outboxes.remove(outbox)
-            while not outbox.empty():
-                if isinstance(item := outbox.get_nowait(), wire.Result):
+            for item in outbox.take():
+                if isinstance(item, wire.Result):
                     wire.write_message(writer, item)
 
     async def _answer(self, call: wire.Call, outbox: Outbox | None, writer: asyncio.StreamWriter) -> None:
@@ -101,7 +143,7 @@ class Serving:
             result = wire.Result(call.id, error=wire.Failure.of(error))
         if any(outbox is one for one in self._host.outboxes):
             assert outbox is not None
-            outbox.put_nowait(result)
+            outbox.put(result)
         else:
             wire.write_message(writer, result)
 

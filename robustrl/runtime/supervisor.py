@@ -28,7 +28,9 @@ _HELD_BACK = 0.5
 _TICK_ECHO = 0.5
 """Seconds after which a tick that changed nothing is given again."""
 _NEXT_LOOK = 0.02
-"""Least seconds between two looks at the next deadline."""
+"""Seconds between two looks at a deadline that has passed, while its tick is on its way."""
+_RESOLUTION = 0.001
+"""Seconds by which a look may miss its deadline."""
 _AT_ONCE = 1000
 """Entries after which the loop comes round, however long the log is that a later life begins with."""
 _MARKS_EVERY = 1.0
@@ -45,7 +47,7 @@ class Ticks:
     def look(self, now: float, deadline: float | None) -> tuple[bool, float]:
         """(whether to give one now, seconds until the next look); both times by the log's clock."""
         if deadline is None or now < deadline:
-            return False, OWN_CLOCK if deadline is None else min(OWN_CLOCK, max(_NEXT_LOOK, deadline - now))
+            return False, OWN_CLOCK if deadline is None else min(OWN_CLOCK, max(_RESOLUTION, deadline - now))
         due = deadline != self._given_for or now - self._given >= _TICK_ECHO
         if due:
             self._given_for, self._given = deadline, now
@@ -157,7 +159,7 @@ class Supervisor(Role):
                     continue
                 here = {role: ages for role, ages in marks.items() if self._node_of.get(role) == node}
                 # rounded up: a sample that is logged just before its limit would show nothing
-                wanted = floor, {role: tuple(math.ceil(100 * age) / 100 for age in ages) for role, ages in here.items()}
+                wanted = floor, {role: tuple(math.ceil(1000 * age) / 1000 for age in ages) for role, ages in here.items()}
                 try:
                     peer = await self.peer(agent)
                     incarnation, _ = await self.present(agent)

@@ -22,9 +22,9 @@ from robustrl.job import Job
 from robustrl.runtime.processes import cpu_seconds
 from tests.benchmarks._report import Row
 
-_BLOCKS, _MOST, _STEPS = 60, 120, 6
-"""Blocks of steps, with and without in turns: so many, and more of them as long as the interval is wider than `_WIDTH`; and steps in
-each; the first step of a block does not count."""
+_BLOCKS, _MOST, _STEPS = 60, 240, 6
+"""Blocks of steps: so many, and more of them as long as the interval is wider than `_WIDTH`; and steps in each, of which the first does
+not count. With, without, without, with, and so on: what drifts on the machine meets both alike."""
 _WIDTH = 0.04
 _IDLE = 15.0
 _DRAWS = 2000
@@ -41,14 +41,14 @@ def cost() -> Row:
         used, seconds, low, high = 0.0, 0.0, 0.0, math.inf
         try:
             for block in range(_MOST):
-                on = block % 2 == 0
+                on = block % 4 in (0, 3)
                 os.kill(agent, signal.SIGCONT if on else signal.SIGSTOP)
                 before, began = cpu_seconds(agent) + cpu_seconds(supervisor), time.monotonic()
                 steps[on].append(_step_times(job))
                 if on:
                     used += cpu_seconds(agent) + cpu_seconds(supervisor) - before
                     seconds += time.monotonic() - began
-                elif block + 1 >= _BLOCKS:
+                if block % 2 and block + 1 >= _BLOCKS:
                     low, high = bootstrap(steps[True], steps[False])
                     if high - low <= _WIDTH:
                         break
@@ -76,11 +76,14 @@ def _step_times(job: Job) -> list[float]:
 
 
 def bootstrap(a: list[list[float]], b: list[list[float]], seed: int = 0) -> tuple[float, float]:
-    """95% interval of the ratio of the medians. Whole blocks are drawn: the steps of one resemble each other."""
+    """95% interval of the ratio of the medians. Whole blocks are drawn, for the steps of one resemble each other, and with each the block
+    that was measured beside it, for so do neighbours."""
     dice = random.Random(seed)
+    pairs = list(zip(a, b, strict=True))
 
-    def median(blocks: list[list[float]]) -> float:
-        return statistics.median(itertools.chain.from_iterable(dice.choices(blocks, k=len(blocks))))
+    def ratio(drawn: list[tuple[list[float], list[float]]]) -> float:
+        mine, other = (statistics.median(itertools.chain.from_iterable(blocks)) for blocks in zip(*drawn, strict=True))
+        return mine / other
 
-    ratios = sorted(median(a) / median(b) for _ in range(_DRAWS))
+    ratios = sorted(ratio(dice.choices(pairs, k=len(pairs))) for _ in range(_DRAWS))
     return ratios[int(0.025 * _DRAWS)], ratios[int(0.975 * _DRAWS)]

@@ -68,6 +68,8 @@ def test_the_width_of_a_ratio_shrinks_with_its_sample():
     assert few[0] <= many[0] <= 1.0 <= many[1] <= few[1]
     alone, alike = (_detect_cost.bootstrap([[1.0] * k, [1.1] * k, [0.9] * k] * 3, [[1.0] * k] * 9) for k in (1, 10))
     assert alone == alike, "ten equal steps of a block tell no more than one"
+    drift = [[float(t)] for t in range(1, 30)]
+    assert _detect_cost.bootstrap(drift, drift) == (1.0, 1.0), "what both blocks of a pair met alike is no difference"
 
 
 @pytest.mark.soak

@@ -26,7 +26,7 @@ from robustrl.runtime.host import Host
 from robustrl.runtime.injecting import Injector
 from robustrl.runtime.lives import Lives
 from robustrl.runtime.restarting import Restarting
-from robustrl.runtime.serving import Serving
+from robustrl.runtime.serving import Outbox, Serving
 
 
 class _FullDisk(EventLog):
@@ -140,6 +140,28 @@ def test_whatever_the_roles_ask_for_is_a_verb_of_the_host() -> None:
     assert asked and asked <= set(Serving._VERBS)
 
 
+def test_what_nobody_has_to_act_on_waits_for_something_urgent_but_not_for_long() -> None:
+    started = ev.TrajectoriesStarted(ids=[1], batch=1, group=0, rollout="rollout-0", version=0)
+
+    async def scenario() -> None:
+        outbox, loop = Outbox(), asyncio.get_running_loop()
+        outbox.put(b"1", started)
+        reader = asyncio.ensure_future(outbox.get())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not reader.done()
+        outbox.put(b"2", ev.Tick())
+        assert await reader == [b"1", b"2"]
+        began = loop.time()
+        outbox.put(b"3", started)
+        assert await asyncio.wait_for(outbox.get(), 5.0) == [b"3"] and loop.time() - began >= 0.04
+        outbox.put(b"4", started)
+        outbox.put(None)
+        assert await outbox.get() == [b"4", None] and outbox.take() == []
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("history", [0, 2500])
 def test_what_a_call_did_has_been_read_when_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: int) -> None:
     """A reader of the log that also calls: the answer comes after every line written before it, with a long history as well."""
@@ -151,7 +173,7 @@ def test_what_a_call_did_has_been_read_when_it_returns(tmp_path: Path, monkeypat
     async def close(serving: Serving) -> str:
         """As `Host._finish` does: the last line, then none; what is still to be answered is answered."""
         for outbox in serving._host.outboxes:
-            outbox.put_nowait(None)
+            outbox.put(None)
         return "closed"
 
     monkeypatch.setitem(Serving._VERBS, "note", note)
