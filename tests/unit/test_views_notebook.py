@@ -14,6 +14,9 @@ from robustrl_widgets import hosts
 from robustrl_widgets.hosts import feed_of
 from views_log import FakeJob, failing_log
 
+from robustrl.errors import ConfigError
+from robustrl.replay.run import Run
+
 pytest.importorskip("anywidget")
 _instances = pytest.importorskip("ipywidgets.widgets.widget")._instances
 notebook = pytest.importorskip("robustrl_widgets.notebook")
@@ -113,6 +116,23 @@ def test_ipykernel_still_has_the_hook_that_is_bent():
     from ipykernel.comm import Comm
 
     assert callable(getattr(Comm, "_reply_subshell_for", None))
+
+
+def test_a_view_takes_a_loaded_run_too_and_says_what_it_takes():
+    entries = list(_job().events)
+    assert feed_of(Run.of(entries)).source.length == entries[-1].t - entries[0].t
+    for wrong in (entries, None, 7):
+        with pytest.raises(ConfigError, match=r"run = .*must be a job, a run directory"):
+            feed_of(wrong)
+
+
+def test_a_saved_notebook_shows_a_recording_as_it_ended():
+    """It plays from its start, where no role has started yet: that is what was saved."""
+    board = notebook.RoleBoard(Run.of(list(_job().events)))
+    form = board._repr_mimebundle_()[0]["text/html"]
+    assert "rollout-1" in form and "no role has started yet" not in form
+    assert board.feed.scene.state.roles == {}, "what is played is where it was"
+    board.close()
 
 
 def test_without_a_kernel_there_is_the_static_form_alone():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from unicodedata import category
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from made_log import Writer, made_log
 from robustrl_widgets import lanes
 from robustrl_widgets.channel import Channel, difference, merged
 from robustrl_widgets.scene import VIEWS, Scene
-from robustrl_widgets.words import LONG, cut
+from robustrl_widgets.words import LONG, count, cut
 from views_log import back, failing_log
 
 from robustrl.core import events as ev
@@ -119,7 +120,12 @@ def test_hostile_words_are_cut_and_carry_no_control_characters():
 @given(st.text())
 def test_cut_gives_printable_text_of_bounded_length(text):
     short = cut(text, 20)
-    assert len(short) <= 20 and all(sign.isprintable() or sign == "\n" for sign in short)
+    assert len(short) <= 20 and all(sign.isprintable() or sign == "\n" or category(sign) == "Zs" for sign in short)
+
+
+def test_cut_leaves_our_own_numbers_alone():
+    """Their thousands are set apart by a thin space, which does not count as printable."""
+    assert cut(f"made {count(13301)} tokens") == "made 13\u2009301 tokens"
 
 
 def test_a_log_that_cannot_be_is_shown_with_a_doubt():

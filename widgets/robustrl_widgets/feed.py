@@ -66,6 +66,7 @@ class Feed:
         self._tasks: queue.Queue[Callable[[], None]] = queue.Queue(maxsize=64)
         self._worker: threading.Thread | None = None
         self._drawn: dict[str, float] = {}
+        self._end: Scene | None = None
         self._complaint = ""
         self._account_at = 0.0
 
@@ -100,6 +101,21 @@ class Feed:
         with self.lock:
             self._fold()
             return self.scene, self.source.now()
+
+    def whole(self) -> tuple[Scene, float]:
+        """What a saved notebook shows. As `still`, but of a recording, which would be at its start, the scene at its end."""
+        if self.source.job is not None:
+            return self.still()
+        with self.lock:
+            if self._end is None:
+                self._fold()  # a ghost may be found
+                self._end = self._blank()
+                entries = self.source.all()
+                for entry in entries:
+                    self._end.apply(entry)
+                if self._end.state.step:
+                    self._end.curves.take_account(self._end.t, account(entries))
+            return self._end, self.source.length
 
     def step(self) -> None:
         """Folds what came and sends what changed."""

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robustrl.errors import ConfigError
+from robustrl.replay.run import Run
+
 from . import static
 from .feed import Feed
 from .ghost_files import folder_of
@@ -17,12 +20,17 @@ if TYPE_CHECKING:
     from .notebook import View
 
 
-def feed_of(run: Job | Feed | str | Path) -> Feed:
-    """The one feed of a job in this process; of a recording (run directory or events.jsonl) a new one, which plays from its start."""
+def feed_of(run: Job | Feed | Run | str | Path) -> Feed:
+    """The one feed of a job in this process; of a recording (run directory, events.jsonl, or a loaded `robustrl.Run`) a new one, which
+    plays from its start. Raises ConfigError for anything else."""
     if isinstance(run, Feed):
         return run
     if isinstance(run, str | Path):
         return Feed(RecordedRun.load(run), ghosts=folder_of(run))
+    if isinstance(run, Run):
+        return Feed(RecordedRun(run.entries))
+    if not hasattr(run, "entries_after"):
+        raise ConfigError("run", run, "must be a job, a run directory, an events.jsonl, or a robustrl.Run")
     feed: Feed | None = getattr(run, "_feed", None)
     if feed is None:
         feed = run._feed = Feed(LiveRun(run), ghosts=folder_of(run.run_dir))

@@ -22,6 +22,7 @@ from .hosts import feed_of
 
 if TYPE_CHECKING:
     from robustrl.job import Job
+    from robustrl.replay.run import Run
 
 
 class Live(anywidget.AnyWidget):
@@ -44,11 +45,11 @@ class Live(anywidget.AnyWidget):
 
 
 class View(Live):
-    """One view of one run: a job, or the path of a recorded one. ``close()`` ends it."""
+    """One view of one run: a job, or a recorded one (its path, or as `robustrl.Run` loaded it). ``close()`` ends it."""
 
     view = ""
 
-    def __init__(self, run: Job | Feed | str | Path, right: Right = Right.INSTRUCTOR) -> None:
+    def __init__(self, run: Job | Feed | Run | str | Path, right: Right = Right.INSTRUCTOR) -> None:
         feed = feed_of(run)
         super().__init__()
         _take_clicks_while_a_cell_runs(self.comm)
@@ -69,7 +70,7 @@ class View(Live):
     def _repr_mimebundle_(self, **options: Any) -> Any:
         """The live view, and beside it what a saved notebook still shows where there is no kernel."""
         with self.feed.lock:
-            scene, now = self.feed.still()
+            scene, now = self.feed.whole()
             form = static.FORMS[self.view](scene, now)
         bundle = super()._repr_mimebundle_(**options)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
@@ -128,7 +129,7 @@ class Timeline(View):
     figure = traitlets.Unicode().tag(sync=True)
     bokeh_js = traitlets.Unicode().tag(sync=True)
 
-    def __init__(self, run: Job | Feed | str | Path, right: Right = Right.INSTRUCTOR) -> None:
+    def __init__(self, run: Job | Feed | Run | str | Path, right: Right = Right.INSTRUCTOR) -> None:
         from .figure import timeline_json
 
         self.set_trait("figure", timeline_json())

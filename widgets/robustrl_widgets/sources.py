@@ -30,6 +30,7 @@ class Source(Protocol):
     def take(self) -> Sequence[ev.Entry]: ...  # those that came since the last call
     def now(self) -> float: ...  # seconds since the first entry
     def entries(self) -> Sequence[ev.Entry]: ...  # all that were taken
+    def all(self) -> Sequence[ev.Entry]: ...  # and those of a recording that are not played yet
 
 
 class LiveRun:
@@ -55,6 +56,9 @@ class LiveRun:
 
     def entries(self) -> Sequence[ev.Entry]:
         return self._job.events[: self._count]
+
+    def all(self) -> Sequence[ev.Entry]:
+        return self.entries()
 
     def now(self) -> float:
         if not self._count:
@@ -98,6 +102,9 @@ class RecordedRun:
 
     def entries(self) -> Sequence[ev.Entry]:
         return self._entries[: self._taken]
+
+    def all(self) -> Sequence[ev.Entry]:
+        return self._entries
 
     def play(self, speed: float | None = None, at: float | None = None) -> None:
         """From now on at this speed (0 to 100), from ``at`` seconds on. Raises ValueError."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 from robustrl.core.roles import RoleKind, RoleState
 from robustrl.core.run_state import RunState
 
@@ -25,7 +27,7 @@ def cut(text: object, limit: int = SHORT) -> str:
     """At most ``limit`` characters, without control characters that could disturb a page or a terminal."""
     plain = str(text)[: limit + 1]
     if not plain.isprintable():
-        plain = "".join(sign if sign.isprintable() or sign == "\n" else "\ufffd" for sign in plain)
+        plain = "".join(sign if sign.isprintable() or sign == "\n" or unicodedata.category(sign) == "Zs" else "\ufffd" for sign in plain)
     return plain if len(plain) <= limit else plain[: limit - 1] + "\u2026"
 
 

@@ -2,7 +2,7 @@
 // verdicts and scores come from the kernel, one question at a time, the last move always.
 const LANE = 30, LEFT = 130, WIDTH = 900, STEPS = 1000, TOP = 1.6, LEAST = 0.03;  // a share below it is less than half a pixel
 const OUTCOMES = { detected: ["\u25bc", "ok", "found"], "false alarm": ["\u25b2", "bad", "FALSE ALARM"], missed: ["\u2715", "bad", "missed"], consequence: ["\u25bd", "mut", "had ended by itself"] };
-const STYLE = `.rrl-tuning .lab { display: grid; grid-template-columns: minmax(0, 1fr) 330px; gap: 12px 18px; } @container (max-width: 760px) { .rrl-tuning .lab { grid-template-columns: minmax(0, 1fr); } }
+const STYLE = `.rrl-tuning .lab { display: grid; grid-template-columns: minmax(0, 9fr) minmax(0, 5fr) minmax(0, 6fr); gap: 12px 22px; } .rrl-tuning .lab > :first-child { grid-column: 1 / -1; } .rrl-tuning .sls { display: grid; grid-template-columns: repeat(auto-fill, minmax(210px, 1fr)); gap: 0 18px; } .rrl-tuning .sls h2 { grid-column: 1 / -1; } @container (max-width: 760px) { .rrl-tuning .lab { grid-template-columns: minmax(0, 1fr); } }
 .rrl-tuning .bar { display: flex; flex-wrap: wrap; gap: 6px 8px; align-items: center; margin-bottom: 6px; } .rrl-tuning svg { width: 100%; display: block; } .rrl-tuning svg text { fill: var(--mut); font-size: 11px; }
 .rrl-tuning svg text.role { fill: var(--ink); font-size: 12px; } .rrl-tuning .sl { display: grid; grid-template-columns: 1fr 52px; gap: 0 8px; margin-bottom: 5px; } .rrl-tuning .sl small { grid-column: 1 / 3; color: var(--mut); }
 .rrl-tuning .sl input { width: 100%; padding: 0; margin: 0; accent-color: var(--rec); } .rrl-tuning .sl.moved small b { color: var(--rec); } .rrl-tuning .sl output { text-align: right; font-variant-numeric: tabular-nums; }
@@ -14,7 +14,7 @@ function render({ model, el }) {
   const sliders = new Map();
   const view = open_view(model, el, "tuning", (picture) => { shown = picture; draw(); }, null, true);
   const source = h("select", { "aria-label": "what is tuned on" }), runs = h("select", { "aria-label": "run shown", onchange: () => ask("look", { run: Number(runs.value) }) });
-  const said = h("span", { class: "mut", role: "status" }), error = h("div", { class: "why", role: "alert" }), place = h("div", {}), list = h("div", {}), scores = h("div", {}), plot = h("div", {}), code = h("pre", {});
+  const said = h("span", { class: "mut", role: "status" }), error = h("div", { class: "why", role: "alert" }), place = h("div", {}), list = h("div", { class: "sls" }), scores = h("div", {}), plot = h("div", {}), code = h("pre", {});
   const ask = async (verb, args) => {
     const answer = await view.ask(verb, args);
     if (answer.error || verb === "set" || !wrong) set_text(error, answer.error ?? "");
@@ -28,7 +28,7 @@ function render({ model, el }) {
   const apply = h("button", { class: "danger", onclick: async () => { await moved; if (!wrong) await ask("apply"); } }, "apply to live job");
   view.root.append(h("style", {}, STYLE), h("h2", {}, "Tuning lab: what would other thresholds have said?"), h("div", { class: "bar" }, source, load, runs, reset, keep, copy, apply, said), error,
     h("div", { class: "lab" }, h("div", {}, place, h("div", { class: "legend" }, h("span", {}, h("b", { style: { color: "var(--ok)" } }, "\u25bc "), "found"), h("span", {}, h("b", { style: { color: "var(--bad)" } }, "\u25b2 "), "false alarm"), h("span", {}, h("b", { style: { color: "var(--bad)" } }, "\u2715 "), "missed"),
-      h("span", {}, h("i", { style: { background: "var(--bad)", opacity: 0.3 } }), "a fault"), h("span", {}, h("i", { style: { background: "var(--ok)", opacity: 0.3, border: "1px dashed var(--ink)" } }), "harmless (dashed)"), h("span", {}, "- - the limit; hollow: the setting that was kept")), code), h("div", {}, scores, plot, list)));
+      h("span", {}, h("i", { style: { background: "var(--bad)", opacity: 0.3 } }), "a fault"), h("span", {}, h("i", { style: { background: "var(--ok)", opacity: 0.3, border: "1px dashed var(--ink)" } }), "harmless (dashed)"), h("span", {}, "- - the limit; hollow: the setting that was kept"))), list, h("div", {}, scores, code), plot));
 
   const values = () => Object.fromEntries([...sliders].map(([path, each]) => [path, each.value()]));
   // What is refused is not what the picture shows: it cannot be applied.
