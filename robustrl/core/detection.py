@@ -134,6 +134,9 @@ class Detector:
             case ev.RoleStateChanged():
                 if life := self._life(event.role, event.incarnation):
                     life.muted = event.new in _ENDING
+            case ev.RestartDecided(mode="full"):
+                if (life := self._life(event.role, event.incarnation)) and not life.failed:
+                    life.muted = True  # it is ended on purpose
             case ev.Paused():
                 self._paused, self._commit = True, None
             case ev.Resumed():

@@ -63,6 +63,20 @@ def test_an_end_that_was_wanted_is_no_failure(state):
     assert log.add(6.0, exited("rollout-0")) == []
 
 
+def test_who_is_ended_with_all_others_has_not_failed_but_the_one_that_they_end_for_has():
+    """The successor of the supervisor, which is ended too, finds all their exits in the log."""
+    log = Log("trainer-0", "rollout-0")
+    log.add(20.0, exited("trainer-0"))
+    for role in ("trainer-0", "rollout-0"):
+        log.add(20.1, ev.RestartDecided(role=role, incarnation=1, reason="why", mode="full"))
+    log.add(20.2, exited("rollout-0"))
+    assert log.said() == [("trainer-0", "failed", "exited")]
+    alone = Log("trainer-0", "rollout-0")
+    alone.add(20.0, ev.RestartDecided(role="trainer-0", incarnation=1, reason="why"))
+    alone.add(20.2, exited("rollout-0"))
+    assert alone.said() == [("rollout-0", "failed", "exited")]
+
+
 def test_after_the_end_of_the_job_nothing_is_said():
     log = Log("rollout-0")
     log.add(5.0, ev.EndDecided(status="done", reason="all steps"))
