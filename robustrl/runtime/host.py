@@ -245,11 +245,22 @@ class Host:
         await self.run_training()
 
     async def run_training(self) -> None:
-        """The training loop, in the task runner's present life; its death is the supervisor's matter."""
-        try:
-            await self.lives.peer("task_runner").call("run", deadline=_RUN_DEADLINE)
-        except PeerDied as error:
-            log.warning("%s", error)
+        """The training loop, in the task runner's present life, whose death is the supervisor's matter.
+
+        One that lives and stopped over a trainer that did not come back goes on once it has: that may take long, and while recovery is
+        only observed nobody brings it back.
+        """
+        runner, life = self.lives.peer("task_runner"), self.lives.incarnations["task_runner"]
+        while self.lives.incarnations["task_runner"] == life:
+            try:
+                await runner.call("run", deadline=_RUN_DEADLINE)
+                return
+            except PeerDied as error:
+                log.warning("%s", error)
+                if not await self.lives.is_there("task_runner", life):
+                    return
+                self.record(ev.WarningRaised(text=f"the training waits: {error}"))
+                await self.lives.trainers_there()
 
     async def _listen_for_other_machines(self) -> None:
         import ray

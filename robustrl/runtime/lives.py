@@ -26,6 +26,8 @@ _DEATH_WORD = 2.0
 """Seconds that a node agent has for reporting a death before the host reports it itself."""
 _TAKE_OVER = 20.0
 """Seconds in which a warm process has to become another role, its own work handed on."""
+_BREATH = 1.0
+"""Seconds before the training that met a death is asked for again, should whoever died be back already."""
 _TRIES = 3
 """Times that a process is made which dies, or says nothing, before it is in the log; no more than the role's restart budget."""
 _SLOW_FIRST = (RoleKind.SUPERVISOR, RoleKind.TRAINER, RoleKind.ROLLOUT, RoleKind.STATE_KEEPER)
@@ -255,6 +257,31 @@ class Lives:
                 await self._changed.wait_for(there)
 
         await within(deadline, f"{role} to come back after incarnation {incarnation}", wait())
+
+    async def is_there(self, role: str, incarnation: int) -> bool:
+        """Whether this life is the present one and its process has not ended; of one that hangs it is told when it goes on, or is dead."""
+        handle, limit = self.actors[role], self._host.config.deadlines.call
+        while self.incarnations[role] == incarnation:
+            try:
+                await within(limit, f"{role}.identity()", handle.identity.remote())
+                return True
+            except WaitTimeout as error:
+                log.warning("%s", error)
+            except _actor_error():
+                break
+        return False
+
+    async def trainers_there(self) -> None:
+        """Returns when every rank can be called, however long that takes."""
+
+        def there() -> bool:
+            ranks = [str(role) for role in self.places if role.kind is RoleKind.TRAINER]
+            views = [self._host.state.roles[rank] for rank in ranks]
+            return all(view.ready and not view.exited and view.incarnation == self.incarnations[view.role] for view in views)
+
+        await asyncio.sleep(_BREATH)
+        async with self._changed:
+            await self._changed.wait_for(there)
 
     async def tell_changed(self) -> None:
         async with self._changed:

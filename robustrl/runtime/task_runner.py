@@ -37,6 +37,7 @@ class TaskRunner(Role):
         self._unpaused = asyncio.Event()
         self._unpaused.set()
         self._step = self._round = 0
+        self._begun = False
         self._evaluated: set[int] = set()
         self._finishing: asyncio.Task[None] | None = None
         """What follows the commit of the step before."""
@@ -48,14 +49,18 @@ class TaskRunner(Role):
         self._tensorboard = _summary_writer(Path(self.spec.run_dir, "tensorboard"))
 
     async def run(self) -> None:
-        """The optimizer steps that are not committed yet, an evaluation before the first and after the last. Raises what made it stop."""
+        """The optimizer steps that are not committed yet, an evaluation before the first and after the last. Raises what made it stop, and
+        goes on from there when it is asked again.
+        """
         config = self.config
         self._trainers = [await self.peer(f"trainer-{i}") for i in range(config.trainer_ranks)]
         self._rollouts = await self.peer("rollout_manager")
         self._journal = await self.peer("request_manager")
         self._keeper = await self.peer("state_keeper-0")
         self.page.phase = Phase.RUNNING
-        done, dispatched = await self._take_up() if self.spec.incarnation > 1 else (0, 0)
+        self._finishing = None
+        done, dispatched = await self._take_up() if self.spec.incarnation > 1 or self._begun else (0, 0)
+        self._begun = True
         if done == 0:
             await self._ask_rollouts("wait_version", 0, self.deadlines.role_start, deadline=self.deadlines.role_start + 5)
             await self._evaluate(0)
@@ -82,9 +87,9 @@ class TaskRunner(Role):
         self._tensorboard.close()
 
     async def _take_up(self) -> tuple[int, int]:
-        """(committed steps, dispatched batches) of the life before; what was left undone of the last step is done."""
+        """(committed steps, dispatched batches) so far, as a rule by the life before; what was left undone of the last step is done."""
         known = await self.ask_host("known")
-        self._evaluated = set(known["evaluated"])
+        self._evaluated |= set(known["evaluated"])
         self._round = known.get("full_restarts", 0)
         if known["paused"]:
             self._unpaused.clear()
@@ -206,13 +211,13 @@ class TaskRunner(Role):
         config = self.config
         if not config.evaluation_prompts or version in self._evaluated:
             return
-        self._evaluated.add(version)
         prompts = self._task.prompts("held_out", 0, config.evaluation_prompts)
         bodies = [self._body(-1 - i, 0, 1_000_000 * version + i, prompt) for i, prompt in enumerate(prompts)]
         results = await self._ask_rollouts("evaluate", bodies, version, deadline=self.deadlines.generation + 5)
         accuracy = sum(reward >= 1.0 for _, _, reward in results) / len(results)
         samples = [{"prompt": prompt, "text": text, "reward": reward} for prompt, text, reward in results[:8]]
         self.emit(ev.EvaluationDone(version=version, prompts=len(results), accuracy=accuracy, samples=samples))
+        self._evaluated.add(version)
         self._tensorboard.add_scalar("held_out/accuracy", accuracy, version)
 
 

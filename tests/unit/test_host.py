@@ -9,6 +9,8 @@ import shutil
 import time
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,10 +19,12 @@ from robustrl.config import JobConfig
 from robustrl.core import events as ev
 from robustrl.core.guard import Guard
 from robustrl.core.lifecycle import FAILED
+from robustrl.core.roles import RoleId
 from robustrl.core.run_state import RunState
 from robustrl.core.thresholds import Thresholds
-from robustrl.errors import JobFailed
+from robustrl.errors import JobFailed, PeerDied, WaitTimeout
 from robustrl.runtime import cluster, serving, wire
+from robustrl.runtime import lives as lives_module
 from robustrl.runtime.event_log import EventLog, LogError, audit_run
 from robustrl.runtime.host import Host
 from robustrl.runtime.injecting import Injector
@@ -200,3 +204,54 @@ def test_what_a_call_did_has_been_read_when_it_returns(tmp_path: Path, monkeypat
         server.close()
 
     asyncio.run(scenario())
+
+
+class _Death(Exception):
+    """What Ray says of one."""
+
+
+@pytest.mark.parametrize("runner", ["lives", "hangs first", "died", "was replaced"])
+def test_a_runner_that_lives_and_lost_a_trainer_goes_on_once_that_is_back(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str) -> None:
+    """The trainer stayed dead for longer than the runner waits, and nobody else would ask for the rest of the steps."""
+    monkeypatch.setattr(lives_module, "_actor_error", lambda: _Death)
+    monkeypatch.setattr(lives_module, "_BREATH", 0.0)
+    calls = list[str]()
+    answers = [WaitTimeout("identity()")] if runner == "hangs first" else []
+
+    async def run(method: str, *, deadline: float) -> None:
+        calls.append(method)
+        if len(calls) == 1:
+            if runner == "was replaced":
+                host.lives.incarnations["task_runner"] = 2
+            raise PeerDied("trainer-0 died during train()")
+
+    async def identity() -> None:
+        if answers:
+            raise answers.pop()
+        if runner == "died":
+            raise _Death
+
+    async def scenario() -> list[str]:
+        trainer.ready, trainer.exited = True, "SIGKILL"
+        training = asyncio.create_task(host.run_training())
+        await asyncio.sleep(0.05)
+        assert calls == ["run"], "nobody could train"
+        trainer.incarnation, host.lives.incarnations["trainer-0"], trainer.exited = 2, 2, ""
+        await host.lives.tell_changed()
+        await asyncio.wait_for(training, 5)
+        return [event.text for event in recorded]
+
+    host, recorded = _host(tmp_path), list[Any]()
+    host.record = recorded.append  # type: ignore[method-assign]
+    trainer = SimpleNamespace(role="trainer-0", incarnation=1)
+    host.state.roles["trainer-0"] = trainer  # type: ignore[assignment]
+    host.lives.places = {RoleId.parse("trainer-0"): "node-0"}
+    host.lives.incarnations = {"trainer-0": 1, "task_runner": 1}
+    host.lives.actors["task_runner"] = SimpleNamespace(identity=SimpleNamespace(remote=identity))
+    host.lives.peer = lambda role: SimpleNamespace(call=run)  # type: ignore[method-assign,assignment,return-value]
+    told = asyncio.run(scenario())
+    if runner in ("lives", "hangs first"):
+        assert calls == ["run", "run"] and told == ["the training waits: trainer-0 died during train()"]
+    else:
+        assert calls == ["run"] and told == [], "its next life is asked by whoever makes it"
