@@ -179,7 +179,9 @@ class LocalCluster:
         """See Cluster."""
         if self.namespaces is None or name not in self._ips:
             return ""
-        raylet = next(raylet for raylet in reversed(self._raylets) if raylet.node_ip_address == self._ips[name])
+        there = (raylet for raylet in reversed(self._raylets) if raylet.node_ip_address == self._ips[name])
+        if (raylet := next(there, None)) is None:  # it is being replaced, and its next host has an address already
+            return f"no raylet is up at {self._ips[name]} yet"
         if self.namespaces.answers(name, raylet.node_manager_port, timeout):
             return ""
         return f"{self._ips[name]} took no connection within {timeout:g} s"

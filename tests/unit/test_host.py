@@ -19,6 +19,7 @@ from robustrl.config import JobConfig
 from robustrl.core import events as ev
 from robustrl.core.guard import Guard
 from robustrl.core.lifecycle import FAILED
+from robustrl.core.placement import NodeSpec
 from robustrl.core.roles import RoleId
 from robustrl.core.run_state import RunState
 from robustrl.core.thresholds import Thresholds
@@ -108,6 +109,17 @@ def test_an_address_where_nobody_answers_ends_the_start_within_its_deadline(
     assert asked == [(("10.255.255.1", 6379), 5.0)]
     cluster._knock("auto", 5.0)
     cluster._knock("ray://10.255.255.1:10001", 5.0)  # Ray's to say what it is
+
+
+def test_a_node_whose_next_raylet_is_not_up_yet_is_not_reached(tmp_path: Path) -> None:
+    """Its next host has an address already. An error of the search, in a thread, would never come out of it."""
+    network: Any = SimpleNamespace(answers=lambda *_: True)
+    here = cluster.LocalCluster(tmp_path, "r", [NodeSpec("node-0"), NodeSpec("node-1")], 1 << 20, "10.0.0.1", network)
+    here._raylets = [SimpleNamespace(node_ip_address="10.0.0.2", node_manager_port=7)]
+    here._ips = {"node-1": "10.0.0.2"}
+    assert here.unreachable("node-1", 1.0) == ""
+    here._ips = {"node-1": "10.0.0.3"}
+    assert here.unreachable("node-1", 1.0) == "no raylet is up at 10.0.0.3 yet"
 
 
 def test_a_run_directory_that_is_removed_is_said_once_and_the_job_goes_on_from_memory(tmp_path: Path) -> None:
