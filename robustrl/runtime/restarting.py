@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..core import events as ev
 from ..core.lifecycle import FAILED
-from ..core.placement import place_again
+from ..core.placement import NodeSpec, place_again
 from ..core.recovery import FULL, WARM, Candidate, Failure, choose_standby, why_not_restart
 from ..core.roles import RoleId, RoleKind, RoleState
 from ..errors import PeerDied, WaitTimeout
@@ -299,9 +299,14 @@ class Restarting:
     async def _look_for_node(self, node: str) -> None:
         """One that is cut off counts as lost, with all that may live on there, before anything is started on it again."""
         if self._host.config.hosts == "namespaces" and node not in self._lives.lost:
+            asked = self._spec_of(node)
             why = await asyncio.to_thread(self._host.cluster.unreachable, node, _ANSWERS)  # type: ignore[union-attr]
-            if why and node not in self._lives.lost:
+            # another role's restart may have had it replaced meanwhile: the answer is of the one before
+            if why and node not in self._lives.lost and self._spec_of(node) is asked:
                 self._lose(node, f"cut off: {why}")
+
+    def _spec_of(self, node: str) -> NodeSpec:
+        return next(spec for spec in self._host.cluster.nodes if spec.name == node)  # type: ignore[union-attr]
 
     async def _replace(self, node: str) -> None:
         cluster = self._host.cluster
@@ -327,7 +332,7 @@ class Restarting:
             return
         agent = RoleId(RoleKind.NODE_AGENT, 1 + max(role.index for role in places if role.kind is RoleKind.NODE_AGENT))
         places[agent] = node
-        spec = next(spec for spec in self._host.cluster.nodes if spec.name == node)  # type: ignore[union-attr]
+        spec = self._spec_of(node)
         self._say_started(node, spec.ray_node_id, spec.ip)
         await self._lives.create(str(agent))
         await self._lives.peer(str(agent)).call("open", deadline=self._host.config.deadlines.role_start)

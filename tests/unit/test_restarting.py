@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
+import threading
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -62,7 +64,9 @@ class _Host:
 
     def replace(self, node: str, deadline: float) -> Any:
         self.done.append(f"replace {node}")
-        return SimpleNamespace(name=node, ray_node_id="new", ip="127.0.0.1")
+        new = SimpleNamespace(name=node, ray_node_id="new", ip="127.0.0.1")
+        self.cluster.nodes = [new if known.name == node else known for known in self.cluster.nodes]
+        return new
 
     async def run_training(self) -> None:
         self.done.append("run")
@@ -222,6 +226,31 @@ def test_a_node_that_is_cut_off_is_lost_before_anything_is_started_there_again(t
     assert [(e.node, e.reason) for e in host.events if isinstance(e, ev.NodeLost)] == [("node-1", "cut off: no answer")]
     assert host.done.count("replace node-1") == 1
     assert host.done.index("replace node-1") < host.done.index("create node_agent-1")
+
+
+def test_an_answer_about_a_node_that_was_replaced_meanwhile_is_not_of_the_new_one(tmp_path: Any) -> None:
+    """Two roles of it come back at once; what the second one's question met was the node before."""
+    asked, replaced = itertools.count(1), threading.Event()
+
+    def unreachable(node: str, timeout: float) -> str:
+        if next(asked) == 2:
+            assert replaced.wait(5)
+        return "no answer"
+
+    def play(host: _Host) -> None:
+        host.shm = host.temp = tmp_path
+        host.config = JobConfig(profile="class", hosts="namespaces", nodes=2)
+        host.cluster.unreachable = unreachable
+        host.spawn(later(host))
+
+    async def later(host: _Host) -> None:
+        both = [host.spawn(host.restarting._have_node(role)) for role in ("rollout-0", "trainer-0")]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        replaced.set()
+
+    host = scenario(play)
+    assert len([event for event in host.events if isinstance(event, ev.NodeLost)]) == 1 == host.done.count("replace node-1")
+    assert next(asked) == 3 and not host.lives.lost
 
 
 def test_a_lost_node_is_replaced_once_before_its_roles_come_back(tmp_path: Any) -> None:
