@@ -41,6 +41,7 @@ class Restarting:
         self._host, self._lives = host, host.lives
         self._ranks = RankGroup(self._lives, self._end_life)
         self._under_way: set[asyncio.Task[None]] = set()
+        """Restarts of one role that a full restart calls off."""
         self._full: dict[str, ev.RestartDecided] = {}
         """Roles of the full restart that is under way."""
         self._begun = False
@@ -61,8 +62,9 @@ class Restarting:
             self._waiting.append(decided)
         else:
             task = self._host.spawn(self._restart(decided))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
+            if RoleId.parse(decided.role).kind not in self._spared():  # a full restart makes no next life of those
+                self._under_way.add(task)
+                task.add_done_callback(self._under_way.discard)
 
     def replace_supervisor(self, incarnation: int, pid: int, cause: str) -> None:
         """It cannot judge its own death, and without it nobody is judged, whatever the mode; the same policy is asked here."""
@@ -334,6 +336,9 @@ class Restarting:
         places[agent] = node
         spec = self._spec_of(node)
         self._say_started(node, spec.ray_node_id, spec.ip)
-        await self._lives.create(str(agent))
-        await self._lives.peer(str(agent)).call("open", deadline=self._host.config.deadlines.role_start)
-        await self._lives.give_secret(str(agent))
+        await asyncio.shield(self._host.spawn(self._bring_agent(str(agent))))  # others come here, should this restart be called off
+
+    async def _bring_agent(self, agent: str) -> None:
+        await self._lives.create(agent)
+        await self._lives.peer(agent).call("open", deadline=self._host.config.deadlines.role_start)
+        await self._lives.give_secret(agent)

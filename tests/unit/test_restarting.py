@@ -14,7 +14,7 @@ import pytest
 
 from robustrl.config import JobConfig
 from robustrl.core import events as ev
-from robustrl.core.roles import RoleId, RoleState
+from robustrl.core.roles import RoleId, RoleKind, RoleState
 from robustrl.errors import PeerDied, RobustRLError, WaitTimeout
 from robustrl.runtime.processes import read_start_ticks
 from robustrl.runtime.restarting import Restarting
@@ -251,6 +251,52 @@ def test_an_answer_about_a_node_that_was_replaced_meanwhile_is_not_of_the_new_on
     host = scenario(play)
     assert len([event for event in host.events if isinstance(event, ev.NodeLost)]) == 1 == host.done.count("replace node-1")
     assert next(asked) == 3 and not host.lives.lost
+
+
+def test_the_restart_of_a_standby_goes_on_beside_a_full_restart() -> None:
+    """It lives through one, so nobody would make its next life."""
+
+    async def warm_up(standby: str) -> None:
+        await asyncio.sleep(0.05)
+        host.done.append(f"warm up {standby}")
+
+    async def play() -> None:
+        _add_standby(host)
+        host.lives.warm_up = warm_up
+        host.record(decided("standby-0"))
+        for role in _NODES:
+            host.record(decided(role, "full"))
+        await asyncio.wait(host.tasks)
+
+    host = _Host()
+    asyncio.run(asyncio.wait_for(play(), 10))
+    assert "warm up standby-0" in host.done and f"start {len(_NODES)}" in host.done
+
+
+def _add_standby(host: _Host, number: int = 0, pid: int = _NOBODY) -> None:
+    role = f"standby-{number}"
+    host.state.roles[role] = SimpleNamespace(
+        kind=RoleKind.STANDBY, incarnation=1, node="node-1", pid=pid, exited="", state=RoleState.HEALTHY
+    )
+    host.lives.places[RoleId.parse(role)] = "node-1"
+    host.lives.incarnations[role] = host.lives.ticks[role] = 1
+
+
+def test_an_agent_that_is_being_made_comes_up_though_the_restart_that_needs_it_is_called_off() -> None:
+    async def play() -> None:
+        host.cluster.nodes.append(SimpleNamespace(name="node-2", ray_node_id="r", ip="i"))
+        host.lives.create = create
+        needing = asyncio.create_task(host.restarting._have_agent("node-2"))
+        await asyncio.sleep(0.01)
+        needing.cancel()
+        await asyncio.wait([needing, *host.tasks])
+
+    async def create(role: str) -> None:
+        await asyncio.sleep(0.05)
+
+    host = _Host("there:6379")
+    asyncio.run(asyncio.wait_for(play(), 10))
+    assert host.done == ["node_agent-2.open", "secret node_agent-2"]
 
 
 def test_a_lost_node_is_replaced_once_before_its_roles_come_back(tmp_path: Any) -> None:
