@@ -50,6 +50,9 @@ class Injector:
         self._network: Namespaces | None = None
         self._links: dict[int, str] = {}
         """Fault -> the link that it has cut, or on which packets are late."""
+        self._cutting: dict[int, asyncio.Future[None]] = {}
+        """Fault -> the thread that does it to its link."""
+        self._called_off: set[int] = set()
         self._loop: asyncio.AbstractEventLoop
 
     @property
@@ -79,7 +82,10 @@ class Injector:
 
     async def abort_fault(self, fault: int) -> None:
         """Undo what can be undone. Raises RobustRLError for what is done and cannot be."""
+        if fault in self._cutting:  # before it is done there is nothing to mend, and it would be done after that
+            await asyncio.wait([self._cutting[fault]])
         where = self._planner.call_off(fault)
+        self._called_off.add(fault)
         if where is not None:
             view = self._host.state.faults[fault]
             if view.hits and not CATALOGUE[view.kind].undo:
@@ -234,7 +240,13 @@ class Injector:
 
     async def _disturb_network(self, strike: Strike, fault: Partition, node: str) -> None:
         """For its time, or until it is called off; every role on the node is hit."""
-        await asyncio.to_thread(self._cut, strike.fault, fault, node)
+        if strike.fault in self._called_off:
+            return
+        self._cutting[strike.fault] = cutting = asyncio.ensure_future(asyncio.to_thread(self._cut, strike.fault, fault, node))
+        try:
+            await cutting
+        finally:
+            del self._cutting[strike.fault]
         await asyncio.sleep(fault.seconds)
         if strike.fault in self._links:
             await asyncio.to_thread(self._mend, strike.fault)

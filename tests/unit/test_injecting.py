@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -210,6 +211,33 @@ def test_a_partition_hits_every_role_of_the_node_and_is_over_in_time_or_called_o
         await asyncio.gather(*host.tasks, return_exceptions=True)
         assert host.state.faults[number].outcome == ("aborted" if called_off else "over")
         assert network.done == ["cut link of node-1", "heal link of node-1"]
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+
+
+@pytest.mark.parametrize("when", ["as it is cut", "before that"])
+def test_a_partition_that_is_called_off_while_it_is_made_does_not_last(tmp_path: Path, when: str) -> None:
+    class Slow(_Network):
+        def cut(self, link: str) -> None:
+            called_off.wait(5)
+            super().cut(link)
+
+    host, network, called_off = Host(tmp_path), Slow(), threading.Event()
+    host.config = msgspec.structs.replace(host.config, hosts="namespaces", nodes=2)
+    host.injector = Injector(host)  # type: ignore[arg-type]
+    host.injector.know_network(network)  # type: ignore[arg-type]
+    host.cluster = SimpleNamespace(unreachable=lambda node, timeout: "no answer")  # type: ignore[attr-defined]
+    host.start("node_agent-1", "node-1", 7)
+
+    async def scenario() -> None:
+        number = await host.injector.inject(msgspec.to_builtins(Partition("rollout-1", seconds=0.5)))
+        while when == "as it is cut" and number not in host.injector._cutting:
+            await asyncio.sleep(0.01)
+        asyncio.get_running_loop().call_later(0.05, called_off.set)
+        await host.injector.abort_fault(number)
+        await asyncio.gather(*host.tasks)
+        assert host.state.faults[number].outcome == "aborted"
+        assert network.done == (["cut link of node-1", "heal link of node-1"] if when == "as it is cut" else [])
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
 
