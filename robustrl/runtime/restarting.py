@@ -10,6 +10,7 @@ import asyncio
 import logging
 import shutil
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from ..core import events as ev
@@ -78,13 +79,22 @@ class Restarting:
             self._host.decide_end(FAILED, f"the supervisor (pid {pid}) died: {cause}\n{why}")
             return
         if state.recovery_mode == FULL:
-            for role, view in list(state.roles.items()):
-                if view.kind not in self._spared() and (role, view.incarnation) not in self._lives.given:
-                    reason = cause if role == "supervisor" else "everything is restarted, owing to supervisor"
-                    self._host.record(ev.RestartDecided(role=role, incarnation=view.incarnation, reason=reason, mode=FULL))
+            self._decide_on_all(cause)
             return
-        standby = self._free_standby() if state.recovery_standbys == WARM else ""
+        standby = self._free_standby("supervisor")
         self._host.record(ev.RestartDecided(role="supervisor", incarnation=incarnation, reason=cause, standby=standby))
+
+    def _decide_on_all(self, cause: str) -> None:
+        """As Lifecycle would: those that have a life to replace, each in a standby where one is free; agents come first, and cold."""
+        taken: set[str] = set()
+        for role in sorted(map(str, self._to_restart()), key=lambda role: role != "supervisor"):
+            view = self._host.state.roles[role]
+            if (role, view.incarnation) in self._lives.given:
+                continue
+            standby = "" if view.kind is RoleKind.NODE_AGENT else self._free_standby(role, taken)
+            taken.add(standby)
+            reason = cause if role == "supervisor" else "everything is restarted, owing to supervisor"
+            self._host.record(ev.RestartDecided(role=role, incarnation=view.incarnation, reason=reason, mode=FULL, standby=standby))
 
     async def end_supervisor(self, incarnation: int) -> None:
         """It was condemned by the host (core/guard.py); what follows is what follows its death."""
@@ -97,15 +107,18 @@ class Restarting:
             if self._host.config.address is None:  # elsewhere, Ray's word on that node is all there is
                 kill(process)
 
-    def _free_standby(self) -> str:
-        heavy = self._host.config.standbys or 0
+    def _free_standby(self, role: str, taken: Collection[str] = ()) -> str:
+        """Who takes this role over, those ``taken`` aside; empty: nobody."""
+        if self._host.state.recovery_standbys != WARM:
+            return ""
+        heavy, view = self._host.config.standbys or 0, self._host.state.roles[role]
         free = [
-            Candidate(role, view.kind, view.node, heavy=RoleId.parse(role).index < heavy)
-            for role, view in self._host.state.roles.items()
-            if view.kind is RoleKind.STANDBY and view.state is RoleState.HEALTHY and not view.exited
-            and (role, view.incarnation) not in self._lives.given
+            Candidate(name, standby.kind, standby.node, heavy=RoleId.parse(name).index < heavy)
+            for name, standby in self._host.state.roles.items()
+            if standby.kind is RoleKind.STANDBY and standby.state is RoleState.HEALTHY and not standby.exited
+            and name not in taken and (name, standby.incarnation) not in self._lives.given
         ]
-        return choose_standby(RoleKind.SUPERVISOR, self._host.state.roles["supervisor"].node, free)
+        return choose_standby(view.kind, view.node, free)
 
     def all_started(self) -> None:
         """All roles are in lives that began together."""
@@ -205,8 +218,7 @@ class Restarting:
             for task in list(self._under_way):
                 task.cancel()
             await asyncio.gather(*self._under_way, return_exceptions=True)
-            begun = [role for role in self._lives.places if str(role) in self._lives.ticks]  # not one that is just being added
-            roles = [role for role in begun if role.kind not in self._spared() and not self._drained(str(role))]
+            roles = self._to_restart()
             log.info("restarting everything: %s", ", ".join(map(str, roles)))
             await asyncio.gather(*(self._end_for_all(str(role)) for role in roles))
             for role in roles:
@@ -231,6 +243,11 @@ class Restarting:
             if decided.incarnation == self._lives.incarnations[decided.role]:
                 self.carry_out(decided)
         await self._host.run_training()
+
+    def _to_restart(self) -> list[RoleId]:
+        """Not one that is just being added, or that only the host before knew."""
+        begun = [role for role in self._lives.places if str(role) in self._lives.ticks]
+        return [role for role in begun if role.kind not in self._spared() and not self._drained(str(role))]
 
     def _spared(self) -> tuple[RoleKind, ...]:
         """Kinds that live through a full restart; on somebody else's cluster the agents are the hand that ends processes there."""

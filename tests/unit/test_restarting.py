@@ -335,6 +335,24 @@ def test_the_supervisors_own_death_is_answered_here(mode: str) -> None:
         assert host.done == ["create supervisor", "supervisor.open"]
 
 
+@pytest.mark.parametrize("standbys", ["warm", "cold"])
+def test_the_supervisors_death_in_full_mode_takes_the_standbys_and_only_roles_that_have_a_life(standbys: str) -> None:
+    def play(host: _Host) -> None:
+        host.config = JobConfig(profile="class", standbys=1)
+        for number in range(2):  # one with a model, one for any other role
+            _add_standby(host, number)
+        host.state.recovery_mode, host.state.recovery_standbys = "full", standbys
+        gone = SimpleNamespace(kind=RoleKind.ROLLOUT, incarnation=3, node="node-1", pid=_NOBODY, exited="so", state=RoleState.FAILED)
+        host.state.roles["rollout-7"] = gone  # was added under the host before, and a resumed run begins with those of its configuration
+        host.state.roles["rollout-0"].state = RoleState.STOPPED  # it is drained
+        host.restarting.replace_supervisor(1, 7, "ActorDiedError")
+
+    decisions = {event.role: event.standby for event in scenario(play).events if isinstance(event, ev.RestartDecided)}
+    assert decisions.keys() == _NODES.keys() - {"rollout-0"}
+    given = {"supervisor": "standby-1", "trainer-0": "standby-0"} if standbys == "warm" else {}
+    assert {role: standby for role, standby in decisions.items() if standby} == given
+
+
 def test_the_end_of_the_supervisor_in_a_full_restart_is_no_news() -> None:
     def play(host: _Host) -> None:
         host.state.recovery_mode = "full"
