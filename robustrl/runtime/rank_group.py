@@ -47,7 +47,7 @@ class RankGroup:
                     return
                 except RobustRLError:
                     raise
-                except Exception as error:  # whatever a process group may raise: a rank that dies meanwhile, a port that is taken
+                except Exception as error:  # whatever a process group may raise, of a rank that dies meanwhile say
                     if not left:
                         raise
                     log.warning("the ranks did not meet: %s", error)

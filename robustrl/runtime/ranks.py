@@ -6,21 +6,37 @@ Left out: who is called to leave or to meet (rank_group.py, the host's side).
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from ..errors import SnapshotError
 
 
-def join(rendezvous: str, rank: int, world: int, seconds: float, *, cuda: bool) -> None:
-    """Meet the others at ``rendezvous`` (host:port of rank 0), the group of before left; ``seconds``: its time-out. One alone has none."""
+def open_store(host: str, world: int) -> Any:
+    """Rank 0's place of the next meeting, open at once: a port that is only looked up may be taken by then. None for one rank alone."""
+    if world == 1:
+        return None
+    import torch.distributed as dist
+
+    return dist.TCPStore(host, 0, world, is_master=True, wait_for_workers=False)
+
+
+def join(rendezvous: str, rank: int, world: int, seconds: float, *, cuda: bool, store: Any = None) -> None:
+    """Meet the others at ``rendezvous`` (host:port of rank 0, whose ``store`` it is), the group of before left; ``seconds``: its time-out.
+    One alone has none.
+    """
     if world == 1:
         return
     import torch.distributed as dist
 
     leave()
-    backend = "nccl" if cuda else "gloo"
-    dist.init_process_group(
-        backend, init_method=f"tcp://{rendezvous}", rank=rank, world_size=world, timeout=timedelta(seconds=seconds)
-    )
+    patience = timedelta(seconds=seconds)
+    host, _, port = rendezvous.rpartition(":")
+    if rank == 0 and store.port != int(port):
+        raise RuntimeError(f"{rendezvous}: the ranks have been called to another meeting since")
+    if rank:
+        store = dist.TCPStore(host, int(port), world, is_master=False, timeout=patience)
+    store.set_timeout(patience)
+    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=world, timeout=patience)
 
 
 def leave() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import shutil
-import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -62,14 +61,15 @@ class Trainer(Role):
         self._redone = -1
         """The last step that was committed before the state was rolled back."""
         self._cuda = False
+        self._store: Any = None
+        """Where the other ranks find rank 0."""
         self._writer = CheckpointWriter(Path(self.spec.run_dir, "checkpoints"), self.spec.role, self.emit, self.disturbance.disk)
         await self._in_thread(importlib.import_module, "robustrl.rl.learner")  # torch and transformers: seconds
 
     async def rendezvous(self) -> str:
-        """``host:port`` at which rank 0 will wait for the other ranks."""
-        with socket.socket() as probe:
-            probe.bind((self.spec.ip, 0))
-            return f"{self.spec.ip}:{probe.getsockname()[1]}"
+        """``host:port`` at which rank 0 waits for the other ranks."""
+        self._store = ranks.open_store(self.spec.ip, self.config.trainer_ranks)
+        return f"{self.spec.ip}:{self._store.port if self._store else 0}"
 
     async def prepare(self, rendezvous: str, process_group: float) -> None:
         """Meet the other ranks and publish version 0; in a later life, or where another rank is in one, take up the newest state.
@@ -106,7 +106,7 @@ class Trainer(Role):
         import torch
 
         self._cuda = torch.cuda.is_available()
-        ranks.join(rendezvous, self.role.index, self.config.trainer_ranks, process_group, cuda=self._cuda)
+        ranks.join(rendezvous, self.role.index, self.config.trainer_ranks, process_group, cuda=self._cuda, store=self._store)
 
     def _build(self) -> None:
         from ..rl.learner import Learner
@@ -135,7 +135,9 @@ class Trainer(Role):
         Raises SnapshotError where the log knows of a state and none can be restored.
         """
         began = time.monotonic()
-        self._next_slot = None
+        if self._next_slot is not None:  # its answer would come after the one asked for here, and stand for what the keeper has now
+            asked, self._next_slot = self._next_slot, None
+            await asyncio.gather(asked, return_exceptions=True)
         known = await self.ask_host("known")
         arguments = self.spec.role, self.spec.incarnation
         kept, slots, source, refusals = await self._keeper.call("restore", *arguments, deadline=self.deadlines.call, again=True)

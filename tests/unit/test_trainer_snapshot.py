@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,6 +20,7 @@ import torch
 from robustrl.config import JobConfig
 from robustrl.core.roles import Phase, RoleId
 from robustrl.errors import WeightsError
+from robustrl.runtime import ranks
 from robustrl.runtime.snapshots import Gathered, Slot, SlotStore, fill_slot
 from robustrl.runtime.trainer import Trainer
 from robustrl.transport.manifest import layout_of
@@ -111,6 +116,43 @@ def test_a_step_is_in_the_slot_before_its_commit_is_asked_for_and_no_step_waits_
     asyncio.run(scenario())
 
 
+def test_a_slot_that_was_asked_for_before_a_restore_does_not_stand_for_what_the_restore_found(tmp_path: Path) -> None:
+    """A rank dies in the last micro-batch of another, whose keeper is slow to answer, and then has other slots."""
+
+    async def scenario() -> None:
+        made, keeper, learner = trainer(tmp_path)
+        here: Any = made
+        await made._snapshot(step=0, batch=0, consumed=[])
+        await made._committed()
+        here.spec, here.emit = SimpleNamespace(role="trainer-0", incarnation=1), lambda event: None
+        kept, slow = keeper.store.kept, asyncio.Event()
+        others = [msgspec.structs.replace(slot) for slot in keeper.store.slots]
+        answered = list[str]()
+
+        async def call(method: str, *args: Any, deadline: float, again: bool) -> Any:
+            if method == "free_slot":
+                await slow.wait()
+                answered.append(method)
+                return 1, ["slots of before"]
+            answered.append(method)
+            return kept, others, "peer", []
+
+        async def known(verb: str) -> dict[str, int]:
+            return {"committed": 0}
+
+        keeper.call, here.ask_host, here._take_over = call, known, lambda *_: None  # type: ignore[method-assign]
+        made._ask_ahead()
+        await asyncio.sleep(0)
+        restoring = asyncio.create_task(made._restore())
+        await asyncio.sleep(0.01)
+        slow.set()
+        assert await restoring
+        await asyncio.sleep(0.01)
+        assert made._slots is others and made._next_slot is None and answered == ["free_slot", "restore"]
+
+    asyncio.run(scenario())
+
+
 def test_a_state_that_has_outgrown_its_slot_is_refused() -> None:
     layout = layout_of({"a": torch.zeros(64)})
     state = Gathered({"a": torch.zeros(64)}, [np.zeros(9, np.uint8)], [], 0.0)
@@ -131,7 +173,7 @@ def test_a_rank_whose_first_meeting_fails_late_is_ready_after_the_next_one(tmp_p
         made, keeper, learner = trainer(tmp_path)
         here: Any = made
         here.config = JobConfig(trainer_ranks=2, profile="class")
-        here.spec, here._one_step, here._cuda = SimpleNamespace(incarnation=2), asyncio.Lock(), False
+        here.spec, here._one_step, here._cuda, here._store = SimpleNamespace(incarnation=2), asyncio.Lock(), False, None
         here._said_ready, here._learner = False, None
 
         async def restored() -> bool:
@@ -151,3 +193,40 @@ def test_a_rank_whose_first_meeting_fails_late_is_ready_after_the_next_one(tmp_p
         assert said == ["ready"]
 
     asyncio.run(scenario())
+
+
+def test_the_place_where_the_ranks_meet_is_open_from_the_moment_it_is_named() -> None:
+    """One that is only looked up may be another program's when they meet, and the first meeting is held once."""
+
+    async def name() -> str:
+        return await made.rendezvous()
+
+    made: Any = Trainer.__new__(Trainer)
+    made.spec, made.config = SimpleNamespace(ip="127.0.0.1"), JobConfig(trainer_ranks=2, profile="class")
+    host, _, port = asyncio.run(name()).rpartition(":")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind((host, int(port)))
+    made.config = JobConfig(profile="class")
+    assert asyncio.run(name()) == "127.0.0.1:0" and made._store is None, "one rank alone meets nobody"
+
+
+@pytest.mark.timeout(120)
+def test_two_ranks_meet_there_and_meet_again(tmp_path: Path) -> None:
+    places = [ranks.open_store("127.0.0.1", 2) for _ in range(2)]
+    code = f"""
+from robustrl.runtime import ranks
+for port in {[store.port for store in places]}:
+    ranks.join(f"127.0.0.1:{{port}}", 1, 2, 60.0, cuda=False)
+    ranks.agree_on(3)
+ranks.leave()
+"""
+    other = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        for store in places:
+            ranks.join(f"127.0.0.1:{store.port}", 0, 2, 60.0, cuda=False, store=store)
+            ranks.agree_on(3)
+        assert other.wait(60) == 0
+    finally:
+        ranks.leave()
+        other.kill()
+        other.wait()
