@@ -29,7 +29,8 @@ def _lives(log: Log) -> set[_Life]:
 def samples(log: Log) -> Found:
     """A sample is of a life that was started, in a phase of its kind; within it CPU time, what it has done and its version never fall."""
     lives = _lives(log)
-    restored = any(log.all(kind) for kind in (ev.RolledBack, ev.SnapshotRefused))  # then a trainer and its keeper may go back
+    # then a trainer and its keeper may go back; a node may take a step along of which the log had not heard, so that nothing is rolled back
+    restored = any(log.all(kind) for kind in (ev.RolledBack, ev.SnapshotRefused, ev.NodeLost))
     before: dict[tuple[_Life, _Life], ev.RoleSample] = {}
     for entry in log.entries:
         if not isinstance(now := entry.event, ev.RoleSample):
@@ -76,10 +77,15 @@ def journalled(log: Log) -> Found:
 
 
 def copies(log: Log) -> Found:
-    """What was copied, or restored from, is the state of a committed step, to the digest; a holder's copies are of ever later steps."""
+    """What was copied, or restored from, is the state of a committed step, to the digest; a holder's copies are of ever later steps, but
+    that what a life has taken from the disk goes there again.
+    """
     states: dict[int, dict[str, int]] = defaultdict(dict)
-    for _, committed in log.all(ev.OptimizerStepCommitted):
+    said: dict[int, int] = {}
+    for seq, committed in log.all(ev.OptimizerStepCommitted):
         states[committed.step][committed.snapshot_digest] = committed.bytes
+        said.setdefault(committed.step, seq)
+    lost = [seq for seq, _ in log.all(ev.NodeLost)]
     roles = {role for role, _ in _lives(log)}
     rolled_back = bool(log.all(ev.RolledBack))
     newest: dict[tuple[_Life, str], int] = {}
@@ -92,9 +98,12 @@ def copies(log: Log) -> Found:
             # the commit of the last step may have been under way to the log when the run ended
             if log.status == "done" or event.step != max(states, default=-1) + 1:
                 yield entry.seq, f"{what} has a state that was never committed"
-        elif event.digest not in states[event.step] and not rolled_back:
+        elif event.digest not in states[event.step] and not rolled_back and not any(entry.seq < seq < said[event.step] for seq in lost):
+            # else the node of its keeper was lost before the log heard of that commit, and the step was made again
             yield entry.seq, f"{what} has digest {event.digest}; committed was {', '.join(states[event.step])}"
         if isinstance(event, ev.SnapshotRestored):
+            if event.source == "disk":
+                newest[(entry.source, entry.incarnation), "disk"] = event.step - 1
             continue
         if event.bytes != states.get(event.step, {}).get(event.digest, event.bytes):
             yield entry.seq, f"{what} has {event.bytes} bytes; committed were {states[event.step][event.digest]}"

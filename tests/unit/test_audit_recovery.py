@@ -194,3 +194,56 @@ def test_work_for_a_rollout_whose_life_never_held_the_version() -> None:
     story.starts(104.0, "rollout-0")
     story.at(105.0, given)
     assert "neither incarnation 3 nor the one before held" in findings("serving", story.entries)[0]
+
+
+# -- two ranks: one is replaced, the other one stays -
+
+
+def copied(step: int, digest: str = "s") -> ev.SnapshotCopied:
+    return ev.SnapshotCopied(step=step, source="trainer-0", holder="disk", digest=digest, bytes=1, seconds=0.1)
+
+
+def restored(role: str, step: int, source: str, digest: str = "s") -> ev.SnapshotRestored:
+    return ev.SnapshotRestored(role=role, incarnation=1, step=step, source=source, digest=digest, seconds=0.1)
+
+
+@pytest.mark.parametrize("source", ["disk", "local"])
+def test_a_rank_that_stayed_writes_the_checkpoint_again_that_it_came_back_from(source: str) -> None:
+    """The keeper's copy was bad, no peer had one, and the checkpoint is of the last committed step: nothing is rolled back."""
+    story = Story(roles=(*ROLES, "trainer-1", "state_keeper-0"))
+    story.commit(101.0, 0)
+    story.commit(102.0, 1)
+    story.at(103.0, copied(1), "trainer-0")
+    refused = ev.SnapshotRefused(role="trainer-0", incarnation=1, step=1, source="local", reason="the weights do not match their checksums")
+    story.at(104.0, refused, "state_keeper-0")
+    story.at(104.0, restored("trainer-0", 1, source), "trainer-0")
+    story.at(105.0, copied(1), "trainer-0")
+    expected = [] if source == "disk" else ["a copy of step 1 reached disk after one of step 1"]
+    assert findings("copies", story.entries) == expected
+    story.at(106.0, copied(1), "trainer-0")
+    assert len(findings("copies", story.entries)) == len(expected) + 1, "once"
+
+
+@pytest.mark.parametrize("lost", ["before its commit was heard of", "after it was", "no"])
+def test_a_step_that_is_lost_with_its_node_before_the_log_heard_of_it_is_made_again(lost: str) -> None:
+    """The rank that stayed had come back to it; with the peer's copy it goes back by one, and its trajectories are generated again."""
+    story = Story(roles=(*ROLES, "trainer-1", "state_keeper-0"))
+    for step in range(3 if lost == "after it was" else 2):
+        story.commit(101.0 + step, step)
+    story.at(104.0, restored("trainer-1", 2, "local", "of before"), "trainer-1")
+    story.sample(104.0, "trainer-1", "waiting_batch")
+    story.entries[-1] = with_version(story.entries[-1], 2)
+    if lost != "no":
+        story.at(105.0, ev.NodeLost(node="node-0", reason="so"))
+    story.sample(106.0, "trainer-1", "waiting_batch")
+    story.entries[-1] = with_version(story.entries[-1], 1)
+    if lost != "after it was":
+        story.commit(107.0, 2)
+    honest = lost == "before its commit was heard of"
+    digest = "trainer-1, restored to step 2, has digest of before; committed was s"
+    assert findings("copies", story.entries) == ([] if honest else [digest])
+    assert findings("samples", story.entries) == (["trainer-1 incarnation 1 had version 2, and then 1"] if lost == "no" else [])
+
+
+def with_version(entry: ev.Entry, version: int) -> ev.Entry:
+    return replace(entry, event=replace(entry.event, version=version))
