@@ -107,10 +107,15 @@ class Lane:
         """By its future, each request that UCX has not finished."""
         self._pumping: asyncio.Handle | None = None
         self._moved = 0.0
+        self._worker: Any = None
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="robustrl-ucx", daemon=True)
         self._thread.start()
-        self._ready.result(_START_SECONDS)
+        try:
+            self._ready.result(_START_SECONDS)
+        except Exception:  # whatever UCX did not start for: there is no lane, and each try would leave a thread
+            self.stop()
+            raise
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout: float) -> T:
         """Runs the coroutine in the lane, from any other thread. Raises TimeoutError after ``timeout`` seconds and cancels it."""
@@ -195,7 +200,8 @@ class Lane:
         asyncio.set_event_loop(self.loop)
         self.loop.call_soon(self._init)
         self.loop.run_forever()
-        self.loop.remove_reader(self._worker.epoll_file_descriptor)
+        if self._worker is not None:
+            self.loop.remove_reader(self._worker.epoll_file_descriptor)
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
         self.loop.run_until_complete(asyncio.sleep(0))
@@ -204,8 +210,9 @@ class Lane:
     def _init(self) -> None:
         try:
             self._context = self._open_context()
-            self._worker = self.api.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=False)
-            self._worker.init_blocking_progress_mode()
+            worker = self.api.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=False)
+            worker.init_blocking_progress_mode()
+            self._worker = worker
             self.loop.add_reader(self._worker.epoll_file_descriptor, self.wake)
             self._tick()
             self.wake()
