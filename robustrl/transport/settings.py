@@ -1,7 +1,7 @@
 """UCX's settings, made in one place before ucxx is imported, and what can be said about the UCX that is there.
 
 UCX reads its environment once. ``apply`` is called first in every process that moves weights; variables that the user has set win:
-``UCX_TLS=posix,tcp`` keeps UCX from reading another process's memory (cma).
+``UCX_TLS=posix,tcp`` keeps UCX from reading another process's memory (cma). One is refused: UCX_RCACHE_ENABLE, unless it is y.
 
 Security: where the kernel lets only a parent look into a process (``kernel.yama.ptrace_scope`` 1), every process that starts UCX permits
 it to all processes of its user (PR_SET_PTRACER_ANY), whatever transports are set. ``UCX_MODULES=^cma`` leaves the kernel's rule as it is.
@@ -18,10 +18,12 @@ from typing import Any
 
 from robustrl.errors import ConfigError, MissingExtra
 
+_CACHE = "UCX_RCACHE_ENABLE"
 _COMMON = {
     **{"UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_LOG_LEVEL": "fatal", "UCXX_LOG_LEVEL": "FATAL"},  # a dead peer is ours to report, not UCX's
-    # UCX 1.21 ends a send to a peer that is gone by means of this cache, and where it has none a segmentation fault ends the source
-    "UCX_RCACHE_ENABLE": "y",
+    # UCX 1.21 ends a send to a peer that is gone by means of this cache, and where it has none a segmentation fault ends the source, over
+    # tcp as over shared memory: there is no transport to fall back to
+    _CACHE: "y",
 }
 # large segments and socket buffers: half of the CPU seconds per byte of the defaults
 _TCP = {"UCX_TCP_TX_SEG_SIZE": "1m", "UCX_TCP_RX_SEG_SIZE": "1m", "UCX_TCP_SNDBUF": "8m", "UCX_TCP_RCVBUF": "8m"}
@@ -33,6 +35,7 @@ _SETTINGS: dict[str, dict[str, str]] = {"tcp": {"UCX_TLS": "tcp"} | _TCP, "shm":
 _CHOICES = "must be one of 'shm' (one machine; tcp where a peer is elsewhere), 'tcp', 'auto' (what UCX finds, RDMA and CUDA included)"
 _OURS = "ROBUSTRL_UCX_SETTINGS"
 """Names what ``apply`` has set, in the environment too, so that a child process does not take it for the user's own."""
+_YES = ("y", "yes", "on", "1")
 _applied: dict[str, str] | None = None
 
 
@@ -42,7 +45,8 @@ def apply(transport: str = "shm", shm_dir: str | None = None, host: str | None =
     ``shm_dir``: folder for UCX's shared-memory files. ``host``: the node's IP; without it UCX listens on every network interface (with
     ``auto`` it does so anyway: an RDMA device has a name of its own).
 
-    Raises ConfigError for an unknown transport, and RuntimeError if ucxx is imported already under other settings.
+    Raises ConfigError for an unknown transport or a cache that is switched off, and RuntimeError if ucxx is imported already under other
+    settings.
     """
     global _applied
     if transport not in _SETTINGS:
@@ -55,6 +59,8 @@ def apply(transport: str = "shm", shm_dir: str | None = None, host: str | None =
                            "call robustrl.transport.settings.apply before anything imports ucxx")
     for name in filter(None, os.environ.pop(_OURS, "").split(",")):
         os.environ.pop(name, None)
+    if (cache := os.environ.get(_CACHE, "y")).lower() not in _YES:
+        raise ConfigError(_CACHE, cache, "must be y, or not set: without it a puller that dies crashes its source, over any transport")
     ours = [name for name in wanted if name not in os.environ]
     os.environ.update({name: wanted[name] for name in ours} | {_OURS: ",".join(ours)})
     _applied = wanted

@@ -46,14 +46,30 @@ def test_ucx_without_a_cache_of_registrations_does_not_start() -> None:
     """It would crash in a source whose puller dies."""
     pytest.importorskip("ucxx")
     out = in_fresh_process("""
+import threading
 settings.apply("tcp")
 from robustrl.transport import lane
 try:
     lane.get()
 except RuntimeError as error:
     out["error"] = str(error)
+out["threads"] = [thread.name for thread in threading.enumerate()]
 """, UCX_MEM_MMAP_HOOK_MODE="none")
+    assert "robustrl-ucx" not in out["threads"], "each try would leave one"
     assert "needs its cache of registrations (UCX_RCACHE_ENABLE=y)" in out["error"] and "UCX_MEM_MMAP_HOOK_MODE" in out["error"]
+
+
+@pytest.mark.parametrize("value", ["n", "No", "try", "Y"])
+def test_a_user_who_switches_the_cache_of_registrations_off_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """Else the source of a puller that dies crashes, over tcp as well: seen with UCX 1.21."""
+    clean = {name: text for name, text in os.environ.items() if not name.startswith(("UCX", "ROBUSTRL_UCX"))}
+    monkeypatch.setattr(os, "environ", clean | {"UCX_RCACHE_ENABLE": value})
+    monkeypatch.setattr(settings, "_applied", settings._COMMON | settings._SETTINGS["tcp"])  # should another test have imported ucxx
+    if value == "Y":
+        settings.apply("tcp")
+        return
+    with pytest.raises(ConfigError, match=f"UCX_RCACHE_ENABLE = '{value}': must be y, or not set"):
+        settings.apply("tcp")
 
 
 @pytest.mark.parametrize(("listed", "name", "far"), [("cma,tcp", "shm", "tcp"), ("sm,tcp", "shm", "tcp"), ("rc,tcp", "rc", "rc"),
