@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import os
 import random
@@ -14,7 +15,7 @@ from detection_world import Fault, Shape, World, run_scenario
 from scenario_suite import SUITE
 from world_scenario import allowed, onset
 
-from robustrl.core.thresholds import Thresholds
+from robustrl.core.thresholds import SAMPLING, Thresholds
 
 LAB = Thresholds.lab()
 _RESPITE = 5.0
@@ -28,8 +29,8 @@ def spread_over_cores(function: Callable[[Any], Any], items: Iterable[Any]) -> l
 
 
 def trial(item: tuple[str, int]) -> dict[str, Any]:
-    """One drawn scenario. ``late``: seconds beyond the limit of each statement whose limit is made of thresholds alone, with the mean
-    seconds between two looks and of a word's way in that job."""
+    """One drawn scenario. ``late``: of each statement whose limit is made of thresholds alone, seconds beyond it, and the looks that the
+    role's node agent took meanwhile."""
     name, seed = item
     scenario = SUITE[name](seed)
     world, wrong = run_scenario(scenario, seed)
@@ -39,14 +40,21 @@ def trial(item: tuple[str, int]) -> dict[str, Any]:
         exact = must.within == 0.1 or (isinstance(must.within, tuple) and not any(isinstance(part, float) for part in must.within))
         said = [v for v in world.verdicts if (v.role, v.kind) == (must.role, must.kind) and v.seen >= onset(world, must) - 0.02]
         if exact and said:
-            beyond = said[0].seen - onset(world, must) - (0.0 if must.within == 0.1 else allowed(must, thresholds))
-            late.append((beyond, 0.1 + world.shape.jitter, world.shape.delay))
+            limit = onset(world, must) + (0.0 if must.within == 0.1 else allowed(must, thresholds))
+            late.append((said[0].seen - limit, _looks(world, must.role, limit, said[0].seen)))
     failed = [v for v in world.verdicts if v.kind == "failed"]
     stated = {must.role for must in scenario.must if must.kind == "failed"}
     found = [role for role in stated if any(v.role == role for v in failed)]
     false = [v.role for v in failed if v.role not in stated and v.role not in scenario.may]
     return {"name": name, "seed": seed, "wrong": wrong, "late": late, "stated": len(stated), "found": len(found), "false": len(false),
             "seconds": world.now, "rules": sorted({v.rule for v in failed if v.role in stated})}  # fmt: skip
+
+
+def _looks(world: World, role: str, after: float, until: float) -> float:
+    """Looks at the role in that time; without an agent that looks, what a good one would have taken."""
+    looks = world.looks.get(world.roles[role].node, [])
+    taken = bisect.bisect_right(looks, until) - bisect.bisect_right(looks, after)
+    return taken if looks and looks[-1] > after else max(0.0, until - after) / SAMPLING
 
 
 def noisy_hour(seed: int) -> dict[str, Any]:

@@ -44,8 +44,8 @@ def suite() -> Row:
         "seed": seed, "trials": len(done), "wrong": [{k: one[k] for k in ("name", "seed", "wrong")} for one in done if one["wrong"]],
         **counts, "recall_bounds": exact_bounds(counts["found"], counts["stated"]),
         "precision_bounds": exact_bounds(counts["found"], counts["found"] + counts["false"]),
-        "late_median_s": statistics.median(s for s, _, _ in late), "late_max_s": max(s for s, _, _ in late),
-        "late_max_samples": max(max(0.0, s - 6 * word) / look for s, look, word in late), "confusion": confusion,
+        "late_median_s": statistics.median(seconds for seconds, _ in late), "late_max_s": max(seconds for seconds, _ in late),
+        "late_max_samples": max(looks for _, looks in late), "confusion": confusion,
         "rules": Counter(rule for one in done for rule in one["rules"]),
     }  # fmt: skip
 

@@ -114,7 +114,7 @@ _LATE = (
            Must("trainer-0", "reported", 95.0), seconds=125.0,
            shape={"ranks": 3, "lockstep": False, "micro_batches": 6, "micro_seconds": 0.2, "staleness": 1}),
     single("slow/one-replica", Fault("slow", "rollout-0", (6.0, 12.0), phase="decode", size=(8.0, 12.0)),
-           Must("rollout-0", "reported", 80.0), seconds=110.0,
+           Must("rollout-0", "reported", 95.0), seconds=125.0,
            shape={"rollouts": 3, "tokens": 500, "batch": 30, "rate": 30.0, "tools": 0.0}),
     single("lag/reported", Fault("lag", "task_runner", SOON, seconds=(1.3, 4.0)), Must("task_runner", "reported", 4.3), seconds=30.0),
     single("lag/for-ever", Fault("lag", "rollout_manager", SOON, seconds=30.0), Must("rollout_manager", within=("management.silent",)),
@@ -125,7 +125,7 @@ _LATE = (
            Must("state_keeper-0", "reported", ("keeper.checkpoint", 15.0)), seconds=70.0, shape={"staleness": 1, "ranks": 1}),
     single("connection-lost", Fault("peer_gone", "state_keeper-0", SOON), Must("state_keeper-0", "reported")),
     *(single(f"overdue/{phase}", Fault("long_phase", "trainer-0", (3.0, 8.0), seconds=(12.0, 20.0), phase=phase),
-             Must("trainer-0", "reported", (f"trainer.{phase}", 15.0)), seconds=60.0, shape=ALONE)
+             Must("trainer-0", "reported", (f"trainer.{phase}", 30.0)), seconds=75.0, shape=ALONE)
       for phase in ("advantage", "optimizer", "snapshot", "publish")),
 )  # fmt: skip
 

@@ -31,6 +31,8 @@ class World(Faults):
         self.entries: list[ev.Entry] = []
         self.verdicts: list[ev.Verdict] = []
         self.injected: list[tuple[float, Fault]] = []
+        self.looks: dict[str, list[float]] = {}
+        """Node -> when its agent looked at its roles."""
         self.step, self.training, self.dispatched = 0, 0, 0
         self.left: dict[int, int] = {}
         self.tool_seconds = shape.tool_seconds

@@ -216,6 +216,7 @@ class Agent(Role):
             for role in self.unreported:
                 world.emit(self.name, ev.ProcessExited(role=role.name, incarnation=role.incarnation, pid=1, cause="pidfd", last_lines=[]))
             self.unreported.clear()
+            world.looks.setdefault(self.node, []).append(now)
             for role in world.on(self.node):
                 if role is not self and role.alive and role.incarnation:
                     self._sample(role, now)
