@@ -120,6 +120,8 @@ class RunState:
     finished_ids: set[int] = field(default_factory=set)
     step: int = 0
     """Last committed optimizer step."""
+    stands: int = 0
+    """The last one that was not rolled back since."""
     step_times: dict[int, float] = field(default_factory=dict)
     """Optimizer step -> when it was committed; 0 is the state before the first."""
     metrics: list[dict[str, float]] = field(default_factory=list)
@@ -253,9 +255,11 @@ class RunState:
                     event.version, event.digest, event.bytes, event.chunks, event.holder, event.incarnation, event.address, entry.t
                 )
             case ev.OptimizerStepCommitted():
-                self.step = event.step
+                self.step = self.stands = event.step
                 self.step_times[event.step] = entry.t
                 self._unmarked.setdefault(event.step, event.consumed)
+            case ev.RolledBack():
+                self.stands = event.to
             case ev.StepMetrics():
                 phases = {f"seconds_{phase}": seconds for phase, seconds in event.phase_seconds.items()}
                 self.metrics.append({"step": event.step, "t": entry.t - self.t0, **event.values, **phases})

@@ -280,6 +280,7 @@ class Serving:
         ledger = self._host.state.ledger
         return {
             "step": self._host.state.step,
+            "stands": self._host.state.stands,
             "committed": max(self._host.state.step_times, default=-1),
             "version": self._host.state.newest,
             "digests": {str(version): view.digest for version, view in list(self._host.state.announced.items())[-_DIGESTS:]},

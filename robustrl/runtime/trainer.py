@@ -159,7 +159,7 @@ class Trainer(Role):
             )
         )
         if known["committed"] > kept.step:
-            await self._do_again(kept.step, known["committed"])
+            await self._do_again(kept.step, known["committed"], known["stands"])
         elif source == _DISK:  # the keeper has nothing yet
             what = kept.snapshot
             self._redone = -1
@@ -196,11 +196,14 @@ class Trainer(Role):
         self._results = {kept.step: self._result(kept.snapshot)}
         self.page.step = self.page.version = kept.step
 
-    async def _do_again(self, step: int, committed: int) -> None:
-        """Steps that the log calls committed and no copy holds: the same trajectories in the same order, from the journal."""
-        if self.role.index == 0:
+    async def _do_again(self, step: int, committed: int, stands: int) -> None:
+        """Steps that the log calls committed and no copy holds: the same trajectories in the same order, from the journal.
+
+        ``stands``: the last one that was not rolled back, by a life that died while it did the same.
+        """
+        if self.role.index == 0 and stands > step:
             text = "no copy of a later step was left: its trajectories are trained on again"
-            self.emit(ev.RolledBack(old=committed, to=step, reason=text))
+            self.emit(ev.RolledBack(old=stands, to=step, reason=text))
         self._redone = committed
         for number in range(step + 1, committed + 1):
             await self._train(number, number)

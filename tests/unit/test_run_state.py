@@ -37,6 +37,17 @@ def test_a_whole_run() -> None:
     assert state.announced[2].address == "127.0.0.1:9" and state.announced[2].chunks == 1
 
 
+def test_what_stands_goes_back_with_a_rollback_and_on_with_the_next_commit() -> None:
+    entries = made_log(steps=3, prompts=2, samples=2, rollouts=2)
+    state = RunState.of(entries)
+    assert (state.step, state.stands) == (3, 3)
+    commit = next(entry.event for entry in entries if isinstance(entry.event, ev.OptimizerStepCommitted) and entry.event.step == 2)
+    state.apply(msgspec.structs.replace(entries[-1], seq=state.seq + 1, event=ev.RolledBack(old=3, to=1, reason="")))
+    assert (state.step, state.stands) == (3, 1)
+    state.apply(msgspec.structs.replace(entries[-1], seq=state.seq + 1, event=commit))
+    assert (state.step, state.stands) == (2, 2)
+
+
 def test_the_status_on_the_way() -> None:
     state = RunState()
     statuses = []

@@ -153,6 +153,28 @@ def test_a_slot_that_was_asked_for_before_a_restore_does_not_stand_for_what_the_
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("stands", "said"), [(5, [(5, 2)]), (4, [(4, 2)]), (2, [])])
+def test_who_dies_while_steps_are_done_again_leaves_less_to_roll_back(tmp_path: Path, stands: int, said: list[tuple[int, int]]) -> None:
+    """Step 5 had been committed. The life before had rolled back to step 1, say, and come to ``stands``; step 2 is what a copy holds."""
+
+    async def scenario() -> None:
+        made, _, _ = trainer(tmp_path)
+        here: Any = made
+        events, done = list[Any](), list[int]()
+
+        async def train(step: int, batch: int) -> None:
+            done.append(step)
+
+        async def committed() -> None:
+            done.append(0)
+
+        here.spec, here.emit, here._train, here._committed = SimpleNamespace(role="trainer-0"), events.append, train, committed
+        await made._do_again(2, 5, stands)
+        assert [(event.old, event.to) for event in events] == said and done == [3, 4, 5, 0]
+
+    asyncio.run(scenario())
+
+
 def test_a_state_that_has_outgrown_its_slot_is_refused() -> None:
     layout = layout_of({"a": torch.zeros(64)})
     state = Gathered({"a": torch.zeros(64)}, [np.zeros(9, np.uint8)], [], 0.0)
