@@ -18,6 +18,7 @@ from world_scenario import allowed, onset
 from robustrl.core.thresholds import SAMPLING, Thresholds
 
 LAB = Thresholds.lab()
+_WORDS = 6
 _RESPITE = 5.0
 """Seconds between two disturbances of one role."""
 
@@ -30,7 +31,7 @@ def spread_over_cores(function: Callable[[Any], Any], items: Iterable[Any]) -> l
 
 def trial(item: tuple[str, int]) -> dict[str, Any]:
     """One drawn scenario. ``late``: of each statement whose limit is made of thresholds alone, seconds beyond it, and the looks that the
-    role's node agent took meanwhile."""
+    role's node agent took meanwhile, less the mean way of `_WORDS` words (to the supervisor, the host, the role and back)."""
     name, seed = item
     scenario = SUITE[name](seed)
     world, wrong = run_scenario(scenario, seed)
@@ -41,7 +42,7 @@ def trial(item: tuple[str, int]) -> dict[str, Any]:
         said = [v for v in world.verdicts if (v.role, v.kind) == (must.role, must.kind) and v.seen >= onset(world, must) - 0.02]
         if exact and said:
             limit = onset(world, must) + (0.0 if must.within == 0.1 else allowed(must, thresholds))
-            late.append((said[0].seen - limit, _looks(world, must.role, limit, said[0].seen)))
+            late.append((said[0].seen - limit, _looks(world, must.role, limit, said[0].seen - _WORDS * world.shape.delay)))
     failed = [v for v in world.verdicts if v.kind == "failed"]
     stated = {must.role for must in scenario.must if must.kind == "failed"}
     found = [role for role in stated if any(v.role == role for v in failed)]
