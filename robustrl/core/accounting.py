@@ -126,6 +126,7 @@ class _Books:
         """Rollout -> (from, to, tokens generated in between)."""
         self.generated: dict[tuple[str, int], int] = {}
         self.journalled: dict[tuple[str, int], int] = {}
+        self.evaluated: dict[tuple[str, int], int] = {}
         self.moved: list[tuple[float, str, int]] = []
         self.pauses: list[Interval] = []
         self.machines: dict[RoleKind, set[str]] = {RoleKind.TRAINER: set(), RoleKind.ROLLOUT: set()}
@@ -170,6 +171,7 @@ class _Books:
                     self.generated[role, incarnation] = max(progress, self.generated[role, incarnation])
                 case ev.TokensJournalled() as event:
                     self.journalled[event.role, event.incarnation] = event.tokens
+                    self.evaluated[event.role, event.incarnation] = event.evaluated
                 case ev.RoleStarted(role=role) if (kind := RoleId.parse(role).kind) in self.machines:
                     self.machines[kind].add(role)
                 case ev.FaultPlanned(fault=fault, benign=True):
@@ -306,7 +308,7 @@ class _Books:
             low, high = self.outage(recovery)
             lives = self._failed_lives(recovery)
             known = [life for life in lives if life in self.journalled]
-            lost = sum(max(0, self.generated.get(life, 0) - self.journalled[life]) for life in known)
+            lost = sum(max(0, self.generated.get(life, 0) - self.evaluated[life] - self.journalled[life]) for life in known)
             moved = sum(count for t, source, count in self.moved if low <= t <= high and source in {role for role, _ in lives})
             found.append(
                 Cost(

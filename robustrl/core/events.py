@@ -215,13 +215,18 @@ class RolledBack(_Event, tag="rolled_back"):
     reason: str
 
 
-class TokensJournalled(_Event, tag="tokens_journalled"):
-    """At 1 Hz and at a role's last flush: what the request_manager holds of one life of a rollout."""
+class TokensJournalled(_Event, tag="tokens_journalled", omit_defaults=True):
+    """At 1 Hz and at a role's last flush: what the request_manager holds of one life of a rollout.
+
+    ``omit_defaults``: the chain of a log that was written before ``evaluated`` was added stays whole.
+    """
 
     role: str
     incarnation: int
     tokens: int
     """Generated tokens that the journal has received from this life so far."""
+    evaluated: int = 0
+    """Tokens that it had generated for evaluations, which are not journalled."""
 
 
 class FaultPlanned(_Event, tag="fault_planned"):

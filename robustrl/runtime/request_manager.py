@@ -47,6 +47,7 @@ class RequestManager(Role):
         self._size = self.config.prompts_per_step * self.config.samples_per_prompt
         self._parts = Parts()
         self._said: dict[tuple[str, int], int] = {}
+        self._evaluated: dict[tuple[str, int], int] = {}
         self._changed = asyncio.Condition()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         await self._do(self._connect, Path(self.spec.run_dir, "journal.sqlite"))
@@ -176,14 +177,16 @@ class RequestManager(Role):
         await self._do(self._write, (statement, [(rollout, incarnation, version, i) for i in ids]))
         self.emit(ev.TrajectoriesStarted(batch=batch, group=group, ids=ids, rollout=rollout, version=version))
 
-    async def grown(self, rollout: str, incarnation: int, body: bytes) -> list[int] | None:
+    async def grown(self, rollout: str, incarnation: int, body: bytes, evaluated: int = 0) -> list[int] | None:
         """One flush of one life of a rollout: msgpack of the parts by which its trajectories have grown. Made twice: no change.
+        ``evaluated``: tokens that it has generated for evaluations so far.
 
         Answers with the trajectories of which it wants all again; None: this life has been replaced, and its word does not count.
         """
         parts = parts_decoder.decode(body)
         if self._parts.fenced(rollout, incarnation):
             return None
+        self._evaluated[rollout, incarnation] = evaluated
         writes, again = self._parts.take(rollout, incarnation, parts)
         if writes:
             await self._do(self._write, *writes)
@@ -220,7 +223,8 @@ class RequestManager(Role):
         life = rollout, incarnation
         if (tokens := self._parts.received.get(life, 0)) > self._said.get(life, 0):
             self._said[life] = tokens
-            self.emit(ev.TokensJournalled(role=rollout, incarnation=incarnation, tokens=tokens))
+            evaluated = self._evaluated.get(life, 0)
+            self.emit(ev.TokensJournalled(role=rollout, incarnation=incarnation, tokens=tokens, evaluated=evaluated))
 
     async def finished(self, bodies: list[bytes], dropped: dict[int, str]) -> None:
         """One group: its rewarded trajectories, and the reason of each that its reward function could not rate. Asked again: no change."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable
 from pathlib import Path
@@ -178,6 +179,7 @@ class Role:
         self.spec, self.config, self.deadlines = spec, spec.config, spec.config.deadlines
         self.role = RoleId.parse(spec.role)
         _redirect_output(spec.log_path)
+        tempfile.tempdir = os.environ["TMPDIR"] = spec.temp_dir  # what libraries leave there goes with the run: vLLM never removes its own
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
         self.log = logging.getLogger(spec.role)
         Path(spec.page_path).parent.mkdir(parents=True, exist_ok=True)

@@ -180,7 +180,8 @@ class Rollout(Role):
         if not parts:
             return
         body = msgspec.msgpack.encode(parts)
-        again = await self._journal.call("grown", self.spec.role, self.spec.incarnation, body, deadline=self.deadlines.call, again=True)
+        life = self.spec.role, self.spec.incarnation
+        again = await self._journal.call("grown", *life, body, self._evaluated, deadline=self.deadlines.call, again=True)
         if again is None and self._retired:
             return
         if again is None:
@@ -300,7 +301,7 @@ class Rollout(Role):
             self._live: dict[int, Trajectory] = {}
             self._in_tool: dict[int, Trajectory] = {}
             self._budget = self.config.sampling.max_tokens or task.max_tokens
-            self._generated = self._since_flush = 0
+            self._generated = self._evaluated = self._since_flush = 0
             self._loop.call_soon_threadsafe(started.set_result, None)
             while not self._retired:
                 self._turn()
@@ -375,6 +376,7 @@ class Rollout(Role):
             trajectory = self._live[int(delta.id)]
             trajectory.generated(delta.tokens, delta.logprobs, self._version)
             self._generated += len(delta.tokens)
+            self._evaluated += len(delta.tokens) if trajectory.id < 0 else 0
             if delta.finished:
                 del self._live[trajectory.id]
                 self._end_turn(trajectory, delta.finished)

@@ -29,9 +29,15 @@ _START_DEADLINE = 60
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where a notebook's kernel runs; when its kernel has ended, nothing of the runs that it started is left."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where a notebook's kernel runs; when its kernel has ended, nothing of the runs that it started is left, nor what a library of theirs
+    put into the folder for temporary files.
+    """
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     yield tmp_path
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("ipykernel")] == []
     runs = {json.loads(path.read_text())["run"] for path in tmp_path.glob("runs/*/job.json")}
     assert runs, "no run was started here"
     for run in runs:

@@ -242,6 +242,16 @@ def test_what_a_dead_rollout_generated_after_its_last_sample_counts() -> None:
     assert (cost.journalled_tokens, cost.lost_tokens) == (130, 20)
 
 
+def test_tokens_of_evaluations_are_nobodys_to_keep() -> None:
+    """They counted as lost with the rollout that had made them, long after the evaluation was over."""
+    story = Story()
+    story.sample(104.5, "rollout-0", "decode", 1300)
+    story.at(105.0, ev.TokensJournalled(role="rollout-0", incarnation=1, tokens=130, evaluated=1138))
+    story.at(105.0, ev.ProcessExited(role="rollout-0", incarnation=1, pid=7, cause="pidfd", last_lines=[], progress=1300))
+    (cost,) = costs(story.entries)
+    assert (cost.journalled_tokens, cost.lost_tokens) == (130, 32)
+
+
 def test_a_run_that_never_came_back() -> None:
     story = Story(steps=2)
     story.commit(100.5, 0)

@@ -21,8 +21,11 @@ class _Journal:
         self.parts: list[Part] = []
         self.answer: list[int] | None = []
 
-    async def call(self, method: str, role: str, incarnation: int, body: bytes, *, deadline: float, again: bool) -> list[int] | None:
+    async def call(
+        self, method: str, role: str, incarnation: int, body: bytes, evaluated: int, *, deadline: float, again: bool
+    ) -> list[int] | None:
         assert (method, role, incarnation, again) == ("grown", "rollout-0", 2, True)
+        self.evaluated = evaluated
         self.parts += parts_decoder.decode(body)
         return self.answer
 
@@ -38,6 +41,7 @@ def rollout(journal_tokens: bool = True) -> tuple[Rollout, Any, _Journal]:
     here._grown, here._growing, here._flushed = {}, {}, {}
     here._flush_due, here._commands = asyncio.Event(), queue.SimpleQueue()
     here._live, here._in_tool, here._version, here._generated, here._since_flush, here._budget = {}, {}, 3, 0, 0, 100
+    here._evaluated = 0
     here._engine = SimpleNamespace(add=lambda request: None, abort=lambda ids: None)
     here._request = lambda trajectory: None
     return made, here, journal
@@ -80,6 +84,18 @@ def test_without_a_journal_of_tokens_nothing_is_told_or_kept() -> None:
         grow(here, 1, 4, "eos")
         await made._flush()
         assert not journal.parts and not here._grown and not here._flushed
+
+    asyncio.run(scenario())
+
+
+def test_the_tokens_of_evaluations_are_told_as_a_number() -> None:
+    async def scenario() -> None:
+        made, here, journal = rollout()
+        here._begin([trajectory(-1), trajectory(1)])
+        grow(here, -1, 7)
+        grow(here, 1, 2)
+        await made._flush()
+        assert [part.id for part in journal.parts] == [1] and journal.evaluated == 7 and here._generated == 9
 
     asyncio.run(scenario())
 
