@@ -18,6 +18,7 @@ from .thresholds import KEEP_ALIVE, SAMPLING
 
 _WINDOW = 1.0
 """Seconds: a burst is activity only if it amounts to the floor over this time; the odd housekeeping of an idle process does not."""
+_SLACK = 1.1
 _WENT_QUIET = 0.5
 """Seconds: a mark of inactivity that is always there; it tells how far a rank had come when it stopped working."""
 _GENERATING = (Phase.PREFILL, Phase.DECODE)
@@ -62,7 +63,8 @@ class ActivityMeter:
         if active:
             self.last, self._pace = now, min(1.0, spent / step)
         elif self._was_active:
-            self.last = before + min(spent / self._pace, step)  # it may have worked on at its pace at the beginning of this stretch
+            # it may have worked on at its pace at the beginning of this stretch, or at a little less: never is an age too long
+            self.last = before + min(_SLACK * spent / self._pace, step)
         self._was_active = active
 
 
@@ -120,7 +122,7 @@ class Sampler:
         if works:
             passed += (ages[1] >= _WENT_QUIET,)
         key = (spell, step, version, passed)
-        if key == self._key and now - self._logged < KEEP_ALIVE - 1e-6:
+        if key == self._key and now // KEEP_ALIVE == self._logged // KEEP_ALIVE:  # of all roles of a node at the same look: one message
             return None
         self._key, self._logged = key, now
         lag, self._lag = self._lag, 0.0
