@@ -2,7 +2,8 @@
 
 Without: the node agent is stopped, so that nothing is sampled and the detector has nothing to judge. The thresholds are those of the paper,
 except that an agent may be silent for hours. What is idle is measured too: the supervisor of the paused job without samples, which stands
-for any idle actor of ours.
+for any idle actor of ours. ``cpu_share``: what the agent uses beyond an idle actor, and the supervisor beyond itself without samples, for it
+leases weights and follows the rest of the log all the same. ``whole_share``: both beyond idle actors, those duties included.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 
 import robustrl
 from robustrl.core import events as ev
@@ -38,16 +40,18 @@ def cost() -> Row:
         job.thresholds.node.silent = "10h"
         agent, supervisor = job.roles["node_agent-0"].pid, job.roles["supervisor"].pid
         steps: dict[bool, list[list[float]]] = {True: [], False: []}
-        used, seconds, low, high = 0.0, 0.0, 0.0, math.inf
+        used: dict[tuple[str, bool], float] = defaultdict(float)
+        seconds: dict[bool, float] = defaultdict(float)
+        low, high = 0.0, math.inf
         try:
             for block in range(_MOST):
                 on = block % 4 in (0, 3)
                 os.kill(agent, signal.SIGCONT if on else signal.SIGSTOP)
-                before, began = cpu_seconds(agent) + cpu_seconds(supervisor), time.monotonic()
+                before, began = (cpu_seconds(agent), cpu_seconds(supervisor)), time.monotonic()
                 steps[on].append(_step_times(job))
-                if on:
-                    used += cpu_seconds(agent) + cpu_seconds(supervisor) - before
-                    seconds += time.monotonic() - began
+                for name, pid, start in zip(("agent", "supervisor"), (agent, supervisor), before, strict=True):
+                    used[name, on] += cpu_seconds(pid) - start
+                seconds[on] += time.monotonic() - began
                 if block % 2 and block + 1 >= _BLOCKS:
                     low, high = bootstrap(steps[True], steps[False])
                     if high - low <= _WIDTH:
@@ -61,10 +65,14 @@ def cost() -> Row:
         finally:
             os.kill(agent, signal.SIGCONT)
     with_it, without = sum(steps[True], []), sum(steps[False], [])
+    agent_share, with_samples = used["agent", True] / seconds[True], used["supervisor", True] / seconds[True]
+    without_samples = used["supervisor", False] / seconds[False]
     return {
         "steps": [len(with_it), len(without)], "step_s": [statistics.median(with_it), statistics.median(without)],
         "step_ratio": statistics.median(with_it) / statistics.median(without), "step_ratio_interval": [low, high],
-        "step_ratio_width": high - low, "busy_share": used / seconds, "idle_share": 2 * idle, "cpu_share": used / seconds - 2 * idle,
+        "step_ratio_width": high - low, "agent_share": agent_share, "supervisor_share": with_samples, "without_samples_share": without_samples,
+        "idle_share": idle, "whole_share": agent_share + with_samples - 2 * idle,
+        "cpu_share": agent_share - idle + with_samples - without_samples,
     }  # fmt: skip
 
 

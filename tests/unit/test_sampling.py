@@ -35,7 +35,7 @@ def test_a_healthy_role_is_logged_once_a_second():
     looker = Looker()
     for i in range(50):
         looker.look(progress=i)
-    assert looker.times() == [0.1, 1.0, 2.0, 3.0, 4.0, 5.0], "whole seconds of the agent's clock: its roles' signs of life go in one message"
+    assert looker.times() == [0.1, 1.0, 2.0, 3.0, 4.0, 5.0], "at whole seconds of the agent's clock: those of all its roles at once"
 
 
 @pytest.mark.parametrize("change", [{"phase": Phase.OPTIMIZER}, {"step": 2}, {"version": 1}])
