@@ -2,8 +2,8 @@
 
 Without: the node agent is stopped, so that nothing is sampled and the detector has nothing to judge. The thresholds are those of the paper,
 except that an agent may be silent for hours. What is idle is measured too: the supervisor of the paused job without samples, which stands
-for any idle actor of ours. ``cpu_share``: what the agent uses beyond an idle actor, and the supervisor beyond itself without samples, for it
-leases weights and follows the rest of the log all the same. ``whole_share``: both beyond idle actors, those duties included.
+for any idle actor of ours. ``cpu_share``: what the agent uses beyond an idle actor, and the supervisor beyond itself without samples, for
+it leases weights and follows the rest of the log all the same. ``whole_share``: both beyond idle actors, those duties included.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def cost() -> Row:
     return {
         "steps": [len(with_it), len(without)], "step_s": [statistics.median(with_it), statistics.median(without)],
         "step_ratio": statistics.median(with_it) / statistics.median(without), "step_ratio_interval": [low, high],
-        "step_ratio_width": high - low, "agent_share": agent_share, "supervisor_share": with_samples, "without_samples_share": without_samples,
-        "idle_share": idle, "whole_share": agent_share + with_samples - 2 * idle,
+        "step_ratio_width": high - low, "agent_share": agent_share, "supervisor_share": with_samples,
+        "without_samples_share": without_samples, "idle_share": idle, "whole_share": agent_share + with_samples - 2 * idle,
         "cpu_share": agent_share - idle + with_samples - without_samples,
     }  # fmt: skip
 
