@@ -2,8 +2,8 @@
 
 The recording holds stops (SIGSTOP) of the trainer in its train phase and of a rollout while it decodes. Of it each setting's verdict is
 predicted; then the setting is put in force, the same role stopped in the same phase, and the live verdict awaited. Compared is the time
-from the last sign of life to the verdict (``seen - onset``). The noise is measured meanwhile by a thread of this process that does nothing
-but sleep for 10 ms at a time: its latest waking is what this machine adds to any process that is due.
+from the last sign of life that the rules count from to the verdict. The noise is measured meanwhile by a thread of this process that does
+nothing but sleep for 10 ms at a time: its latest waking is what this machine adds to any process that is due.
 """
 
 from __future__ import annotations
@@ -99,7 +99,17 @@ def cross_check(settings: Sequence[dict[str, float]], name: str) -> Row:
 def predicted(recorded: Run, role: str, changes: dict[str, float]) -> float:
     """Seconds from the last sign of life to the verdict."""
     said = replay(recorded, Thresholds.lab().updated(changes)).verdicts
-    return next(verdict.seen - verdict.onset for verdict in said if verdict.kind == "failed" and verdict.role == role)
+    verdict = next(verdict for verdict in said if verdict.kind == "failed" and verdict.role == role)
+    return verdict.seen - _last_sign(said, verdict)
+
+
+def _last_sign(said: Sequence[ev.Verdict], failed: ev.Verdict) -> float:
+    """From when on the rules counted: where a suspicion came first, its onset. That of the verdict is later if the loop turned on for a
+    while without a token.
+    """
+    life = failed.role, failed.incarnation
+    suspicions = [v.onset for v in said if (v.role, v.incarnation) == life and v.kind == "suspect" and v.seen <= failed.seen]
+    return suspicions[-1] if suspicions else failed.onset
 
 
 def summary(trials: list[dict[str, Any]], wakings: list[float], as_live: bool) -> Row:
@@ -122,9 +132,10 @@ def _live(job: Job, role: str, changes: dict[str, float], noise: Noise) -> dict[
     fault = job.inject(Hang(role, phase=_PHASES[role]))
     fault.wait("detected", timeout=_PATIENCE)
     late = noise.latest
-    verdict = next(entry.event for entry in reversed(job.events) if isinstance(entry.event, ev.Verdict)
-                   and entry.event.kind == "failed" and (entry.event.role, entry.event.incarnation) == (role, incarnation))  # fmt: skip
+    said = [entry.event for entry in job.events if isinstance(entry.event, ev.Verdict)]
+    verdict = next(v for v in reversed(said) if v.kind == "failed" and (v.role, v.incarnation) == (role, incarnation))
     fault.wait("confirmed", timeout=_PATIENCE)
     job.wait(step=job.step + 2, timeout=_PATIENCE)  # two failures in one step would restart everything
-    lived, due = verdict.seen - verdict.onset, verdict.due - verdict.onset
+    began = _last_sign(said, verdict)
+    lived, due = verdict.seen - began, verdict.due - began
     return {"role": role, "rule": verdict.rule, "lived_s": lived, "due_s": due, "noise_s": late}
