@@ -9,7 +9,8 @@ import time
 
 import pytest
 from made_log import Writer, made_log
-from robustrl_widgets import assets
+from robustrl_widgets import assets, static
+from robustrl_widgets.channel import merged
 from robustrl_widgets.commands import MAX_COMMAND, Commander, Right
 from robustrl_widgets.feed import RATE, Feed
 from robustrl_widgets.presets import INCIDENTS, NOT_STAGED, PRESETS
@@ -61,6 +62,19 @@ def test_whoever_comes_gets_the_whole_picture_and_then_only_what_changes(feed):
     feed.step()
     assert [len(early), len(late)] == [3, 2] and early[-1][0] == "delta", "a sign of life"
     assert early[-1][2]["now"] > early[-2][2]["now"]
+
+
+def test_a_job_whose_host_died_is_shown_as_failed_though_its_log_has_no_end(feed):
+    job = feed.source.job
+    board, faults = _watch(feed)[0], _watch(feed, "faults")[0]
+    assert board[0][1]["picture"]["head"]["status"] == "running" and not faults[0][1]["picture"]["over"]
+    job._lost, job.over, job.reason = RuntimeError("gone"), True, "its host (process 5) ended without a closing record"
+    feed._clock.t = 0.5
+    feed.step()
+    head = merged(board[-1][1]["picture"], board[-1][2]["patch"])["head"]
+    assert head["status"] == "failed" and head["lost"] and head["reason"] == job.reason and board[-1][2]["speed"] == 0
+    assert merged(faults[-1][1]["picture"], faults[-1][2]["patch"])["over"]
+    assert "ended without a closing record" in static.board_html(*feed.still())
 
 
 def test_curves_are_drawn_less_often_than_the_board(feed):

@@ -53,7 +53,7 @@ class FakeJob:
         self.roles = {name: SimpleNamespace(logs=lambda lines: ["x" * 9000]) for name in ("rollout-0", "rollout-1", "trainer-0")}
         self.thresholds = SimpleNamespace(update=self._update)
         self.run_dir = "/nowhere"
-        self._box = None
+        self._box = self._lost = None
 
     @property
     def events(self):

@@ -25,8 +25,9 @@ def head(scene: Scene) -> dict[str, Any]:
     dropped = sum(balance.dropped.values())
     rewards = [row["reward"] for row in state.metrics[-1:] if "reward" in row]
     return {
-        "name": cut(state.name), "run": cut(state.run), "status": state.status, "reason": cut(state.reason, LONG), "step": state.step,
-        "steps": state.steps, "accuracy": round(state.evaluations[-1].accuracy, 4) if state.evaluations else None,
+        "name": cut(state.name), "run": cut(state.run), "status": scene.status, "reason": cut(scene.lost or state.reason, LONG),
+        "lost": bool(scene.lost), "step": state.step, "steps": state.steps,
+        "accuracy": round(state.evaluations[-1].accuracy, 4) if state.evaluations else None,
         "accuracy0": round(state.evaluations[0].accuracy, 4) if state.evaluations else None,
         "reward": round(rewards[0], 3) if rewards else None, "newest": state.newest, "wall": state.wall, "mode": state.recovery_mode,
         "ettr": scene.curves.ettr,

@@ -42,7 +42,7 @@ def picture(scene: Scene, now: float) -> dict[str, Any]:
     state = scene.state
     views = list(state.faults.faults.values())[-_SHOWN:]
     return {
-        "cards": {str(view.fault): card(view, state.t0) for view in views}, "over": state.over, "catalogue": catalogue(),
+        "cards": {str(view.fault): card(view, state.t0) for view in views}, "over": scene.over, "catalogue": catalogue(),
         "roles": {role: view.kind.value for role, view in state.roles.items()}, "presets": offered(state.roles),
         "recovery": {"mode": state.recovery_mode, "standbys": state.recovery_standbys} if state.recovery_mode else {},
         "phases": {str(kind): sorted(map(str, phases)) for kind, phases in PHASES.items()},

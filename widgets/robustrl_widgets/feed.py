@@ -154,6 +154,7 @@ class Feed:
             self._generation, self.scene, self._account_at = self.source.generation, self._blank(), 0.0
         for entry in entries:
             self.scene.apply(entry)
+        self.scene.lost = self.source.lost
         if not self._sought and self.scene.state.config:
             self._sought = True
             self._ghost = self.scene.race.ghost = find(self.scene.state.config, self._ghosts)

@@ -53,6 +53,8 @@ class Scene:
         """(pull, when it was over, its seconds on the wire)."""
         self.length = 0.0
         """Seconds that the whole run took; known of a recording only."""
+        self.lost = ""
+        """Why nothing more comes although the log has no end: its host died. No entry says so, whoever follows the run does."""
         self.doubts: deque[str] = deque(maxlen=5)
         """Entries that cannot be."""
 
@@ -140,6 +142,14 @@ class Scene:
     def t(self) -> float:
         """Of the last entry, in seconds since the first."""
         return self.state.t - self.state.t0
+
+    @property
+    def status(self) -> str:
+        return "failed" if self.lost else self.state.status
+
+    @property
+    def over(self) -> bool:
+        return bool(self.lost) or self.state.over
 
     def picture(self, view: str, now: float) -> Picture:
         """Of one of `VIEWS`, at ``now`` seconds after the first entry."""

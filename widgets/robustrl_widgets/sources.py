@@ -26,6 +26,8 @@ class Source(Protocol):
     def speed(self) -> float: ...  # seconds of the run per second; 0: it stands still
     @property
     def length(self) -> float: ...  # seconds of the whole run; 0: not known yet
+    @property
+    def lost(self) -> str: ...  # why nothing more comes although the log has no end; empty else
 
     def take(self) -> Sequence[ev.Entry]: ...  # those that came since the last call
     def now(self) -> float: ...  # seconds since the first entry
@@ -45,6 +47,10 @@ class LiveRun:
     @property
     def speed(self) -> float:
         return 0.0 if self._job.over else 1.0
+
+    @property
+    def lost(self) -> str:
+        return self._job.reason if self._job._lost is not None else ""
 
     def take(self) -> Sequence[ev.Entry]:
         entries = self._job.entries_after(self._count)
@@ -73,7 +79,7 @@ class RecordedRun:
         if not entries:
             raise ValueError("a recording without entries cannot be played")
         self.job: Job | None = None
-        self.generation = 0
+        self.generation, self.lost = 0, ""
         self._entries, self._clock = entries, clock
         self._times = [entry.t - entries[0].t for entry in entries]
         self._taken, self._speed = 0, speed

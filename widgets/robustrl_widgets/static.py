@@ -97,7 +97,7 @@ def recoveries_html(scene: Scene) -> str:
 def board_html(scene: Scene, now: float) -> str:
     from robustrl.display import html_job
 
-    return html_job(scene.state, scene.state.status, cut(scene.state.reason, 400), cut(scene.state.run)) + recoveries_html(scene)
+    return html_job(scene.state, scene.status, cut(scene.lost or scene.state.reason, 400), cut(scene.state.run)) + recoveries_html(scene)
 
 
 def faults_html(scene: Scene, now: float) -> str:

@@ -42,7 +42,7 @@ function render({ model, el }) {
     fresh = h("span", { class: "fresh" });
     head.replaceChildren(...[
       h("span", { class: "name", title: job.run }, job.name || "job"),
-      h("span", { class: `pill ${job.status}` }, job.status),
+      h("span", { class: `pill ${view.silent() ? "" : job.status}` }, view.silent() ? `was ${job.status}` : job.status),
       kpi("optimizer step", `${job.step} / ${job.steps || "?"}`, h("div", { class: "track" }, h("i", { style: { width: `${share}%` } }))),
       job.reward !== undefined ? kpi("reward", job.reward.toFixed(2)) : null,
       typeof job.accuracy === "number" ? kpi("held-out accuracy", `${(100 * job.accuracy).toFixed(0)} %`) : null,
@@ -56,7 +56,9 @@ function render({ model, el }) {
     const job = picture.head, count = Object.keys(picture.roles ?? {}).length, ill = job.ill ?? [];
     const well = count - ill.length;
     let text;
-    if (["done", "stopped", "failed"].includes(job.status)) {
+    if (view.silent()) text = [h("b", {}, "How it was when it was last heard of: "), `${job.status}, optimizer step ${job.step}, ${well} of ${count} roles well.`];
+    else if (job.lost) text = [h("b", {}, "The job is gone: "), `this is the last picture, of optimizer step ${job.step}: ${job.reason}`];
+    else if (["done", "stopped", "failed"].includes(job.status)) {
       const healed = job.recoveries ? ` ${job.recoveries} ${job.recoveries === 1 ? "failure" : "failures"} on the way.` : "";
       text = [h("b", {}, `The job is ${job.status}`), ` at optimizer step ${job.step}.${healed} ${job.status === "failed" ? job.reason : ""}`];
     } else if (!count) text = [h("b", {}, "Starting: "), "the first roles are on their way."];
@@ -69,8 +71,9 @@ function render({ model, el }) {
       text = [...parts, `. The other ${well} roles go on.`];
     } else if (job.status === "starting") text = [h("b", {}, `${count} roles`), " are starting."];
     else text = [h("b", {}, `All ${count} roles are well.`), " Click one to see what it did, or to make it fail."];
-    say.className = `say ${["done", "stopped"].includes(job.status) ? "ended" : ill.length || job.status === "failed" ? "ill" : ""}`;
+    say.className = `say ${view.silent() ? "" : ["done", "stopped"].includes(job.status) ? "ended" : ill.length || job.status === "failed" ? "ill" : ""}`;
     say.replaceChildren(...text);
+    nodes.classList.toggle("last", Boolean(job.lost));
     for (const warning of job.warnings ?? []) say.append(h("div", { class: "mut" }, `\u26a0 ${warning}`));
   };
 
@@ -175,7 +178,7 @@ function render({ model, el }) {
     const quiet = view.heard(), job = shown?.head;
     if (!job) return;
     const over = ["done", "stopped", "failed"].includes(job.status);
-    fresh.className = `fresh ${!over && view.speed() > 0 && quiet > 5 ? "old" : ""}`;
+    fresh.className = `fresh ${view.silent() ? "old" : ""}`;
     set_text(fresh, over ? "ended" : view.speed() === 0 ? "standing still" : view.speed() !== 1 ? `recording \u00d7${view.speed()}` : quiet > 2.5 ? `no news for ${span(quiet)}` : "live");
   };
 

@@ -50,27 +50,47 @@ const bytes = (count) => {
 };
 const whole = (count) => Number(count).toLocaleString("en").replaceAll(",", "\u2009");
 
+// A picture that moves has a sign of life each second at least (feed.py). One that stands still (a recording that is stopped, a run that is
+// over) has none, and misses none.
+const SILENT = 5;
+const is_silent = (heard, speed) => speed > 0 && heard > SILENT;
+
 // The view's own handle on its model: `draw(picture)` at most once per frame, `tick()` four times a second while the page is seen.
 // `at_once`: what comes is drawn when it comes, for views whose pictures are answers; a page that is not seen waits for its next frame.
 const open_view = (model, el, name, draw, tick, at_once = false) => {
   const root = h("div", { class: `rrl rrl-${name}` });
+  const quiet = h("span", { "aria-hidden": "true" });  // else a reader of screens would be told each second
+  const gone = h("p", { class: "gone", role: "alert", style: { display: "none" } }, "No news", quiet, ": the kernel or the job is gone, this is the last picture.");
+  root.append(gone);
   el.append(h("style", {}, CSS), root);
-  let keyframe = null, key = 0, picture = null, delta = {}, at = performance.now(), waiting = false, closed = false;
+  // `came`: when the page was told something, also while nobody sees it and nothing is painted; `at`: the same of what is shown.
+  let keyframe = null, key = 0, picture = null, delta = {}, came = performance.now(), at = came, waiting = false, closed = false, silent = false;
   const take = () => {
     const text = model.get("full");
     if (text !== keyframe) { keyframe = text; const full = parse(text); key = full.key; picture = without_nulls(full.picture ?? {}); }
     const news = parse(model.get("delta"));
     if (news.key !== key) return false;
-    if (news.n !== delta.n) { delta = news; at = performance.now(); }
+    if (news.n !== delta.n) { delta = news; at = came; }
     return true;
+  };
+  const heard = () => (performance.now() - came) / 1000;
+  const watch = () => {
+    const now = is_silent(heard(), delta.speed ?? 0);
+    if (now) set_text(quiet, ` for ${span(Math.floor(heard()))}`);
+    if (now === silent) return;
+    silent = now;
+    root.classList.toggle("silent", silent);
+    gone.style.display = silent ? "" : "none";
+    soon();
   };
   const paint = () => {
     waiting = false;
     if (closed || !take()) return;
+    watch();
     try { draw(merge(picture, delta.patch ?? {})); tick?.(); } catch (error) { console.error(`robustrl ${name}:`, error); }
   };
   const soon = () => { if (!waiting && !closed) { waiting = true; requestAnimationFrame(paint); } };
-  const arrived = () => { if (at_once && !document.hidden && picture) paint(); else soon(); };
+  const arrived = () => { came = performance.now(); if (at_once && !document.hidden && picture) paint(); else soon(); };
   // One command at a time: a host may pass on only the last of two values that come in short order.
   let asked = null, before = Promise.resolve();
   const answered = () => {
@@ -88,12 +108,14 @@ const open_view = (model, el, name, draw, tick, at_once = false) => {
   model.on("change:delta", arrived);
   model.on("change:answer", answered);
   const stop_theme = follow_theme(root);
-  const timer = setInterval(() => { if (!document.hidden && root.isConnected) tick?.(); }, 250);
+  const timer = setInterval(() => { if (!document.hidden && root.isConnected) { watch(); tick?.(); } }, 250);
   soon();
   return {
     root,
-    now: () => (delta.now ?? 0) + (performance.now() - at) / 1000 * Math.min(delta.speed ?? 0, 100),
-    heard: () => (performance.now() - at) / 1000,
+    // Of the last picture it stays the moment up to which there was hope.
+    now: () => (delta.now ?? 0) + Math.min(SILENT, (performance.now() - at) / 1000) * Math.min(delta.speed ?? 0, 100),
+    heard,
+    silent: () => silent,
     speed: () => delta.speed ?? 0,
     // Resolves to {value}, {error} or {confirm}.
     ask: (verb, args) => (before = before.then(() => send(verb, args))),

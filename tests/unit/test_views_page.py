@@ -1,0 +1,119 @@
+"""What the pages' own code does with what it is told, in Node and a document of a few lines (page.mjs); a browser is not needed.
+
+Left out: layout, colours, and whatever needs Bokeh; tests/browser has them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_log import made_log
+from robustrl_widgets import assets
+from robustrl_widgets.scene import Scene
+
+from robustrl.core import events as ev
+
+_NODE = shutil.which("node")
+pytestmark = pytest.mark.skipif(_NODE is None, reason="needs node, to run the pages' code")
+
+
+def _picture(view: str, entries: list[ev.Entry], lost: str = "") -> dict[str, Any]:
+    scene = Scene()
+    for entry in entries:
+        scene.apply(entry)
+    scene.lost = lost
+    return scene.picture(view, scene.t)
+
+
+def _running() -> list[ev.Entry]:
+    """A job in which all is well."""
+    log = made_log(steps=3)
+    place = next(i for i, entry in enumerate(log) if isinstance(entry.event, ev.OptimizerStepCommitted) and entry.event.step == 2)
+    return log[: place + 1]
+
+
+def _page(folder: Path, view: str, script: str, **values: Any) -> Any:
+    """What ``script`` returns, which is given the module `page`, the page `it`, and ``values``."""
+    (folder / "view.mjs").write_text(assets.esm(view))
+    (folder / "page.mjs").write_text(Path(__file__).with_name("page.mjs").read_text())
+    (folder / "test.mjs").write_text(f"""
+import * as page from "./page.mjs";
+import view from "./view.mjs";
+const {{ {", ".join(values)} }} = {json.dumps(values)};
+const it = page.open(view, "INSTRUCTOR");
+const run = async () => {{ {script} }};
+console.log(JSON.stringify(await run()));
+process.exit(0);
+""")
+    done = subprocess.run([str(_NODE), str(folder / "test.mjs")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return json.loads(done.stdout)
+
+
+_LOOK = """
+const look = () => ({ say: it.root.find(".say").textContent, gone: it.root.find(".gone").style.display !== "none",
+  words: it.root.find(".gone").textContent, grey: it.root.classList.contains("silent"), pill: it.root.find(".pill").textContent,
+  last: it.root.find(".nodes").classList.contains("last"), told: view_now() });
+const view_now = () => it.root.find(".fresh").textContent;
+"""
+
+
+def test_a_live_picture_without_news_says_that_it_is_the_last_one_until_news_come_again(tmp_path: Path) -> None:
+    well, quiet, silent, again = _page(tmp_path, "board", _LOOK + """
+it.show(picture);
+const well = look();
+for (let i = 0; i < 8; i += 1) { page.pass(4); it.live(); }  // signs of life, and nothing else
+const quiet = look();
+page.pass(41);
+const silent = look();
+it.live();
+page.pass(1);
+return [well, quiet, silent, look()];
+""", picture=_picture("board", _running()))  # fmt: skip
+    for shown in (well, quiet, again):
+        assert "are well." in shown["say"] and shown["pill"] == "running" and not shown["gone"] and not shown["grey"]
+    assert silent["gone"] and silent["grey"] and "well." not in silent["say"].split(":")[0] and "All" not in silent["say"]
+    assert silent["words"] == "No news for 41 s: the kernel or the job is gone, this is the last picture."
+    assert silent["pill"] == "was running" and "41 s" in silent["told"]
+
+
+@pytest.mark.parametrize("view", ["board", "faults", "thresholds", "metrics", "trajectories", "recovery"])
+def test_every_view_says_that_no_news_come(tmp_path: Path, view: str) -> None:
+    before, after = _page(tmp_path, view, """
+it.show(picture);
+page.pass(4);
+const shown = () => it.root.find(".gone").style.display !== "none";
+const before = shown();
+page.pass(2);
+return [before, shown()];
+""", picture=_picture(view, _running()))  # fmt: skip
+    assert (before, after) == (False, True)
+
+
+def test_what_stands_still_has_no_news_and_misses_none(tmp_path: Path) -> None:
+    over, stopped, fast = _page(tmp_path, "board", _LOOK + """
+it.show(done, 0);
+page.pass(60);
+const over = look();
+it.show(running, 0);
+page.pass(60);
+const stopped = look();
+it.show(running, 10);
+page.pass(2);
+return [over, stopped, look()];
+""", done=_picture("board", made_log()), running=_picture("board", _running()))  # fmt: skip
+    assert "The job is done" in over["say"] and stopped["told"] == "standing still" and "are well." in stopped["say"]
+    assert not any(shown["gone"] or shown["grey"] for shown in (over, stopped, fast))
+
+
+def test_a_job_whose_host_died_is_not_said_to_be_well(tmp_path: Path) -> None:
+    lost = _page(tmp_path, "board", _LOOK + "it.show(picture, 0); page.pass(9); return look();",
+                 picture=_picture("board", _running(), "its host (process 5) ended without a closing record"))  # fmt: skip
+    assert lost["say"] == ("The job is gone: this is the last picture, of optimizer step 2: "
+                           "its host (process 5) ended without a closing record")  # fmt: skip
+    assert lost["pill"] == "failed" and lost["last"] and lost["told"] == "ended"
