@@ -310,6 +310,7 @@ class RunState:
                 self.ending, self.reason = event.status, event.reason
             case ev.RunEnded():
                 self.status, self.reason, self.ended = event.status, event.reason, entry.t
+                self.pulls.clear()
 
     def _gone(self, views: Iterable[RoleView], cause: str) -> None:
         for view in views:

@@ -117,3 +117,16 @@ def test_a_job_whose_host_died_is_not_said_to_be_well(tmp_path: Path) -> None:
     assert lost["say"] == ("The job is gone: this is the last picture, of optimizer step 2: "
                            "its host (process 5) ended without a closing record")  # fmt: skip
     assert lost["pill"] == "failed" and lost["last"] and lost["told"] == "ended"
+
+
+def test_a_finished_board_keeps_no_word_of_a_pull(tmp_path: Path) -> None:
+    running = _picture("board", _running())
+    assert any(pull["to"] == "rollout-0" for pull in running["pulls"].values())
+    before, after, arrows = _page(tmp_path, "board", """
+const words = () => it.root.querySelectorAll(".wire").map((wire) => wire.textContent).join("");
+it.show(running);
+const before = words();
+it.show(done, 0);
+return [before, words(), it.root.find(".pulls").children.length];
+""", running=running, done=_picture("board", made_log()))  # fmt: skip
+    assert "from" in before and after.strip("\u00a0") == "" and arrows == 0

@@ -66,6 +66,22 @@ def test_a_failure_runs_through_its_stages_on_card_timeline_and_report():
     assert any("takes part again" in line[3] for line in well.story)
 
 
+def test_when_the_run_is_over_no_pull_is_under_way():
+    log = Writer()
+    for entry in made_log():
+        if isinstance(entry.event, ev.RunEnded):
+            pull = {"target": "rollout-0", "source": "trainer-0", "source_incarnation": 1, "version": 9, "bytes": 10, "transport": "tcp"}
+            log.write("rollout-0", ev.PullStarted(**pull))
+            pulling = _scene(log.entries)
+        log.write(entry.source, entry.event)
+    shown = pulling.picture("board", pulling.t)["pulls"]
+    assert "rollout-0 9" in shown and len(shown) > 1, "those that have ended a moment ago as well"
+    over = _scene(log.entries)
+    assert over.picture("board", over.t)["pulls"] == {} and over.state.pulls == {}
+    pulling.lost = "its host died"
+    assert pulling.picture("board", pulling.t)["pulls"] == {}
+
+
 def test_detection_reaches_back_to_the_last_sign_of_life():
     lane = lanes.Lane()
     for start, code in enumerate("wiw"):

@@ -156,7 +156,10 @@ class Scene:
         return VIEWS[view](self, now)
 
     def shown_pulls(self, now: float) -> dict[str, Picture]:
+        """None of a run that is over: its time stands still, so its last ones would be shown for ever."""
         found: dict[str, Picture] = {}
+        if self.over:
+            return found
         t0 = self.state.t0
         for pull, over, took in self.recent_pulls:
             if now - (over - t0) <= _GONE_AFTER:

@@ -147,6 +147,7 @@ function render({ model, el }) {
       },
       pulled: (pull) => {
         if (!wire) return;
+        if (!pull) { set_class(wire, "row wire more"); set_text(wire.firstChild, "\u00a0"); return; }
         const live = pull.over < 0, share = pull.bytes ? Math.round(100 * pull.done / pull.bytes) : 0, rate = pull.rate ? ` \u00b7 ${bytes(pull.rate)}/s ${pull.via}` : "";
         set_class(wire, `row wire more ${live ? "live" : view.now() - pull.over < 3 ? "fresh-wire" : ""}`);
         set_text(wire.firstChild, live ? `\u21e3 v${pull.v} from ${pull.from}, ${share} %${rate}` : `\u21e3 v${pull.v} from ${pull.from}${rate}`);
@@ -207,6 +208,7 @@ function render({ model, el }) {
       drawn.push(group);
     }
     pulls.replaceChildren(...drawn);
+    if (["done", "stopped", "failed"].includes(shown.head.status)) for (const card of cards.values()) card.pulled(null);
   };
 
   const select = (name) => {
