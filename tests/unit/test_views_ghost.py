@@ -62,6 +62,39 @@ def test_who_leads_is_said_in_steps_and_after_the_end_in_seconds():
     assert "ghost" not in _scene(LOG).picture("timeline", 1.0) and _scene(LOG).picture("metrics", 1.0)["race"] == {}
 
 
+def _with_faults(*roles: str) -> list[ev.Entry]:
+    """Four steps, and kills of these roles."""
+    log = Writer()
+    for entry in _until_step(LOG, 4):
+        log.write(entry.source, entry.event)
+    for fault, role in enumerate(roles, 1):
+        log.write("host", ev.FaultPlanned(fault=fault, kind="kill", target=role, when="now", benign=False, options={}))
+        log.write("host", ev.FaultInjected(fault=fault, role=role, incarnation=1, node="node-0", pid=5, phase="", step=0, proof={}))
+    return log.entries
+
+
+@pytest.mark.parametrize(("mine", "yours"), [((), "you had none"), (("rollout-1",), "you had 1 of them"), (("rollout-0",), "you had 1 other"),
+                                             (("rollout-1", "trainer-0"), "")])  # fmt: skip
+def test_who_is_ahead_of_a_ghost_that_was_struck_and_was_not_is_not_praised(mine, yours):
+    struck = msgspec.structs.replace(GHOST, faults=[(0.01, "kill", "rollout-1", 1), (0.02, "kill", "trainer-0", 1), (99.0, "kill", "x", 9)])
+    scene = _scene(_with_faults(*mine), struck)
+    words = scene.picture("timeline", scene.t)["ghost"]["words"]
+    saved = static.timeline_svg(scene, scene.t) + static.metrics_html(scene, scene.t)
+    assert ("lead" not in words) == bool(yours) and words.endswith(f"a ghost that had 2 faults so far; {yours}." if yours else "steps.")
+    assert words.startswith("You are " if yours else "You lead by ") and saved.count(words) == 2
+
+
+def test_what_is_said_at_the_end_counts_the_faults_that_the_ghost_had_on_its_way():
+    on_the_way = msgspec.structs.replace(GHOST, faults=[(0.01, "kill", "rollout-1", 1)])
+    done = _scene(LOG, on_the_way)
+    assert done.picture("timeline", done.t)["ghost"]["words"].endswith(" a ghost that had 1 fault; you had none.")
+    assert " s, the ghost " not in static.timeline_svg(done, done.t)
+    later = _scene(LOG, msgspec.structs.replace(GHOST, faults=[(GHOST.length + 1, "kill", "rollout-1", 6)]))
+    assert "the ghost" in later.picture("timeline", later.t)["ghost"]["words"]
+    behind = _scene(_slower(_until_step(LOG, 2), 5.0), on_the_way)
+    assert behind.picture("metrics", behind.t)["race"]["words"] == "You are 2 steps behind a ghost that had 1 fault so far; you had none."
+
+
 def test_nothing_of_a_ghost_lies_in_the_future_of_the_run():
     scene = _scene(_until_step(LOG, 2), GHOST)
     bars = scene.race.lane(scene.state, scene.t)

@@ -193,7 +193,7 @@ class Race:
         }
 
     def words(self, state: RunState, at: float) -> str:
-        """Who leads, at ``at`` on the training clock."""
+        """Who leads, at ``at`` on the training clock. Whoever is ahead of a ghost that was struck, and was not struck, has won nothing."""
         ghost = self.ghost
         if ghost is None:
             return ""
@@ -203,12 +203,27 @@ class Race:
         goal = min(step, ghost.steps, _KEPT)
         if mine and (state.over or (ghost.length < at and step > ghost.step_at(at))) and (theirs := ghost.reached(goal)) is not None:
             took = next(t for t, done in mine if done >= goal)
+            struck, yours = self._struck(ghost, theirs)
+            if struck:
+                return f"{goal} steps took you {seconds(took)}, and {seconds(theirs)} a ghost that {struck}; {yours}."
             return f"{goal} steps took you {seconds(took)}, the ghost {seconds(theirs)}."
-        lead = step - ghost.step_at(at)
+        lead, (struck, yours) = step - ghost.step_at(at), self._struck(ghost, at)
         unit = "step" if abs(lead) == 1 else "steps"
+        if struck:
+            place = "level with" if not lead else f"{abs(lead)} {unit} {'ahead of' if lead > 0 else 'behind'}"
+            return f"You are {place} a ghost that {struck} so far; {yours}."
         if not lead:
             return "You are level with the ghost."
         return f"You lead by {lead} {unit}." if lead > 0 else f"The ghost leads by {-lead} {unit}."
+
+    def _struck(self, ghost: Ghost, until: float) -> tuple[str, str]:
+        """What the ghost had until then on its clock, and what this run has had of it; empty where all of that hit this run as well."""
+        mine, theirs = Counter(_met(self._marks.faults)), Counter(_met([fault for fault in ghost.faults if fault[0] <= until]))
+        if not theirs - mine:
+            return "", ""
+        hit, others, count = (mine & theirs).total(), mine.total(), theirs.total()
+        yours = f"you had {hit} of them" if hit else f"you had {others} other{'s' * (others > 1)}" if others else "you had none"
+        return f"had {count} fault{'s' * (count > 1)}", yours
 
     def label(self, state: RunState) -> str:
         """What the ghost is, and whether the race is a fair one."""
@@ -229,7 +244,11 @@ class Race:
             return "It met no fault."
         named = ", ".join(f"{kind.replace('_', ' ')} {role} in step {step}" for _, kind, role, step in ghost.faults[:_SHOWN])
         more = f" and {len(ghost.faults) - _SHOWN} more" if len(ghost.faults) > _SHOWN else ""
-        mine, theirs = (Counter((kind, role) for _, kind, role, _ in faults) for faults in (self._marks.faults, ghost.faults))
-        met = sum((mine & theirs).values())
+        met = (Counter(_met(self._marks.faults)) & Counter(_met(ghost.faults))).total()
         yours = "They hit you too." if met == len(ghost.faults) else f"{met} of these {len(ghost.faults)} hit you too so far."
         return f"Its faults: {named}{more}. {yours}"
+
+
+def _met(faults: Sequence[tuple[float, str, str, int]]) -> list[tuple[str, str]]:
+    """What makes a fault of one run and one of another the same: kind and role."""
+    return [(kind, role) for _, kind, role, _ in faults]
