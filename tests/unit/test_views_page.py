@@ -130,3 +130,38 @@ it.show(done, 0);
 return [before, words(), it.root.find(".pulls").children.length];
 """, running=running, done=_picture("board", made_log()))  # fmt: skip
     assert "from" in before and after.strip("\u00a0") == "" and arrows == 0
+
+
+def test_how_failures_are_answered_changes_by_a_button_not_with_each_key(tmp_path: Path) -> None:
+    keys, sent, kept, refused = _page(tmp_path, "faults", """
+const choose = (label, value) => { const select = it.root.labelled(label); select.value = value; select.fire("change"); return select; };
+const apply = it.root.labelled("apply how failures are answered");
+it.show(picture);
+const mode = choose("a failed role is", "isolated");
+choose("a failed role is", "full");
+choose("standbys", "cold");
+it.show(picture);  // a picture that comes meanwhile leaves the choice
+await page.settle();
+const keys = [it.sent.length, mode.value];
+apply.fire("click");
+await page.settle();
+const sent = it.sent.map((command) => [command.verb, command.args]);
+it.answer({ value: { said: "from now on" } });
+await page.settle();
+const kept = [mode.value];
+it.show({ ...picture, recovery: { mode: "full", standbys: "cold" } });
+it.show({ ...picture, recovery: { mode: "observe", standbys: "cold" } });  // somebody else's
+kept.push(mode.value);
+apply.fire("click");  // nothing was chosen since
+await page.settle();
+kept.push(it.sent.length);
+choose("a failed role is", "full");
+apply.fire("click");
+await page.settle();
+it.answer({ error: "no" });
+await page.settle();
+return [keys, sent, kept, mode.value];
+""", picture=_picture("faults", _running()) | {"recovery": {"mode": "observe", "standbys": "warm"}})  # fmt: skip
+    assert keys == [0, "full"], "arrow keys send nothing"
+    assert sent == [["set_recovery", {"mode": "full", "standbys": "cold"}]]
+    assert kept == ["full", "observe", 1] and refused == "observe"

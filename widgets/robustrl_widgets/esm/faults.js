@@ -12,13 +12,16 @@ function render({ model, el }) {
   const plan = h("button", { onclick: () => schedule() }, "Start");
   const about = h("p", { class: "mut" });
   preset.onchange = () => set_text(about, shown.presets?.[preset.value] ?? "");
+  // What acts on the job waits for a button: a select changes with each arrow key on the way to what is meant.
   const choose = (label, field, words) => {
-    const select = h("select", { "aria-label": label, onchange: () => set_recovery(field, select) }, Object.entries(words).map(([value, text]) => h("option", { value }, text)));
+    const select = h("select", { "aria-label": label, onchange: () => { chosen.add(field); draw(); } }, Object.entries(words).map(([value, text]) => h("option", { value }, text)));
     return h("label", {}, label, select);
   };
   const mode = choose("a failed role is", "mode", { observe: "reported only (observe)", isolated: "restarted alone (isolated)", full: "answered by a full restart (full)" });
   const standbys = choose("standbys", "standbys", { warm: "take over (warm)", cold: "are left aside (cold)" });
-  const recovery = h("div", { class: "form" }, mode, standbys);
+  const settings = [["mode", mode.lastChild], ["standbys", standbys.lastChild]], chosen = new Set();
+  const apply = h("button", { "aria-label": "apply how failures are answered", onclick: () => set_recovery() }, "Apply");
+  const recovery = h("div", { class: "form" }, mode, standbys, apply);
   const form = h("div", { class: "form" }, kind, target, when, lasting, h("label", { title: "the card tells nothing until you reveal it: find it yourself" }, "hidden", hidden), order);
   const plans = h("div", { class: "form" }, presets, plan);
   const view = open_view(model, el, "faults", (picture) => { shown = picture; draw(); });
@@ -73,17 +76,26 @@ function render({ model, el }) {
     ask(order, "inject", args, "Inject");
   };
   const schedule = () => ask(plan, "schedule", { name: preset.value }, "Start");
-  const set_recovery = async (field, select) => { const held = select.matches(":focus"); select.disabled = true; const answer = await view.ask("set_recovery", { [field]: select.value }); select.disabled = false; if (held) select.focus(); tell(answer); if (answer.error) draw(); };
+  const set_recovery = async () => {
+    if (!chosen.size) { tell({ value: { said: "nothing was changed: choose something first" } }); return; }
+    const held = apply.matches(":focus");
+    const answer = await ask(apply, "set_recovery", Object.fromEntries(settings.filter(([field]) => chosen.has(field)).map(([field, select]) => [field, select.value])), "Apply");
+    if (held) apply.focus();
+    if (answer.error) { chosen.clear(); draw(); }
+  };
 
   const draw = () => {
     const right = model.get("right"), may = right !== "READ" && !shown.over;
     form.style.display = may ? "" : "none";
     plans.style.display = about.style.display = recovery.style.display = may && right === "INSTRUCTOR" ? "" : "none";
     fill();
-    for (const [field, label] of [["mode", mode], ["standbys", standbys]]) {
-      const select = label.lastChild, set = shown.recovery?.[field];
-      if (set && select.value !== set && !select.disabled) select.value = set;
+    for (const [field, select] of settings) {
+      const set = shown.recovery?.[field];
+      if (set === select.value) chosen.delete(field);
+      else if (set && !chosen.has(field)) select.value = set;
     }
+    apply.className = chosen.size ? "danger" : "";
+    set_text(apply, chosen.size ? "Apply the change" : "Apply");
     const list = Object.values(shown.cards ?? {}).reverse();
     cards.replaceChildren(...list.map(card));
     if (!list.length) cards.append(h("p", { class: "mut" }, shown.over || model.get("right") === "READ" ? "No fault was ordered in this run so far." : "No fault yet. Choose one above, or click a role on the board."));
