@@ -154,7 +154,7 @@ def test_a_page_loads_moves_compares_chooses_a_point_and_is_told_what_is_wrong()
     points = page.picture["points"]
     assert len(points) > 100 and any(point[2] for point in points)
     page.ask(tuner, "point", point=7)
-    assert tuner.now is not None and tuner.now.changes == tuner._points[7][0] != {}
+    assert tuner.now is not None and tuner.now.changes == tuner.points[7][0] != {}
     page.ask(tuner, "look", run=1)
     assert page.picture["shown"] == 1 and "a place from 0 to 1" in page.ask(tuner, "look", run=5)["error"]
     assert "no job" in page.ask(tuner, "apply")["error"]

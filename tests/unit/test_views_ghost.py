@@ -73,8 +73,9 @@ def _with_faults(*roles: str) -> list[ev.Entry]:
     return log.entries
 
 
-@pytest.mark.parametrize(("mine", "yours"), [((), "you had none"), (("rollout-1",), "you had 1 of them"), (("rollout-0",), "you had 1 other"),
-                                             (("rollout-1", "trainer-0"), "")])  # fmt: skip
+@pytest.mark.parametrize(("mine", "yours"), [
+    ((), "you had none"), (("rollout-1",), "you had 1 of them"), (("rollout-0",), "you had 1 other"), (("rollout-1", "trainer-0"), ""),
+])  # fmt: skip
 def test_who_is_ahead_of_a_ghost_that_was_struck_and_was_not_is_not_praised(mine, yours):
     struck = msgspec.structs.replace(GHOST, faults=[(0.01, "kill", "rollout-1", 1), (0.02, "kill", "trainer-0", 1), (99.0, "kill", "x", 9)])
     scene = _scene(_with_faults(*mine), struck)

@@ -28,6 +28,7 @@ from .feed import Feed
 from .figure import timeline_json
 from .sources import RecordedRun
 from .tuner import Tuner, bundled, told
+from .tuning_stock import Stock
 
 MAX_MESSAGE = 128 << 10
 """Bytes of one message from a page."""
@@ -36,6 +37,7 @@ _STYLE = """
 body { margin: 0; background: light-dark(#e9edf1, #0b0d0f); font-family: system-ui, sans-serif; }
 """
 _SHADOW = ":host { display: block; }"
+_UNTIL_NOW, _WHOLE = "this run, until now", "this run"
 log = logging.getLogger(__name__)
 
 
@@ -68,7 +70,7 @@ _CLASSES = {view: type(f"View{view.capitalize()}", (_View,), {"_esm": assets.esm
 class _Session:
     """One page: its views, and what is on its way to them."""
 
-    def __init__(self, feed: Feed, right: Right, name: str, may_play: bool) -> None:
+    def __init__(self, feed: Feed, right: Right, name: str, may_play: bool, stock: Stock | None = None) -> None:
         self._document: Document = pn.state.curdoc
         self._commander = Commander(feed, right, name, may_play)
         self._waiting: dict[str, dict[str, str]] = {}
@@ -83,7 +85,7 @@ class _Session:
         self.views = {view: _CLASSES[view](sizing_mode="stretch_width", right=offered) for view in names}
         self.views["timeline"].figure = timeline_json()
         self._subscriptions = [feed.subscribe(view, self._sink(view)) for view in names]
-        self._tuner = self._tuning_lab(feed, right, offered)
+        self._tuner = self._tuning_lab(feed, right, offered, stock or stock_of(feed))
         for view in self.views.values():
             view.param.watch(self._commanded, "command")
         self._flush()
@@ -93,18 +95,21 @@ class _Session:
             subscription.close()
         self._tuner.close(wait=0.0)  # this is the server's own thread: whatever is being judged ends without it
 
-    def _tuning_lab(self, feed: Feed, right: Right, offered: str) -> Tuner:
-        """It loads nothing until somebody asks."""
+    def _tuning_lab(self, feed: Feed, right: Right, offered: str, stock: Stock) -> Tuner:
+        """It loads nothing until somebody asks: beside a live job an instructor. A recording has only viewers, and each source is made
+        ready once for all of them.
+        """
         self.views[assets.TUNING] = _CLASSES[assets.TUNING](sizing_mode="stretch_width", right=offered)
 
-        name = "this run, until now"
+        name, live = _own(feed), feed.source.job is not None
 
         def recorded() -> tuple[list[Run], None]:
             with feed.lock:
-                entries = list(feed.source.entries())
+                entries = list(feed.source.entries() if live else feed.source.all())
             return [told(entries, name)] if entries else [], None
 
-        return Tuner({name: recorded, **bundled()}, self._sink(assets.TUNING), job=feed.source.job, right=right)
+        return Tuner({name: recorded, **bundled()}, self._sink(assets.TUNING), job=feed.source.job, right=right, stock=stock,
+                     may_load=not live or right is Right.INSTRUCTOR)
 
     def _sink(self, view: str) -> Callable[[str, Channel], None]:
         return lambda what, channel: self._later(view, what, channel)
@@ -147,15 +152,30 @@ class _Session:
         (self._tuner if view == assets.TUNING else self._commander).take(event.new, answered)
 
 
+def _own(feed: Feed) -> str:
+    """What the tuning lab calls the run that the page shows."""
+    return _WHOLE if feed.source.job is None else _UNTIL_NOW
+
+
+def stock_of(feed: Feed) -> Stock:
+    """For the tuning labs of all pages: of its sources only a live job's own log grows."""
+    return Stock({*bundled(), _own(feed)} - {_UNTIL_NOW})
+
+
 def application(feeds: Callable[[], Feed], access: Access, shared: bool) -> Callable[[], Any]:
     """What the server runs for each page. ``feeds``: the feed for a page; ``shared``: all pages have the same one, and nobody winds it."""
+
+    stocks: list[Stock] = []
 
     def page() -> Any:
         arguments = pn.state.session_args or {}
         right = access.right(argument(arguments, "token"))
         if right is None:
             return pn.pane.Str("This page needs a token: open the address that the dashboard printed when it was started.")
-        session = _Session(feeds(), right, argument(arguments, "name", 40), may_play=not shared)
+        feed = feeds()
+        if not stocks:
+            stocks.append(stock_of(feed))
+        session = _Session(feed, right, argument(arguments, "name", 40), may_play=not shared, stock=stocks[0])
         pn.state.on_session_destroyed(lambda _: session.close())
         views = session.views
         side = pn.Column(views["faults"], views["recovery"], views["thresholds"], sizing_mode="stretch_width",

@@ -1,9 +1,9 @@
 """The thread behind a TuningLab: it judges the setting that the sliders show, and, while nobody moves them, draws further ones as points.
 
-Promised: of settings that come while one is judged only the last is judged; a move waits for at most one other judgement; nothing that a
-page sends is trusted; applying a setting to the live job needs the instructor's right; of a hidden fault nothing is told. The thread begins
-with the first command and ends when the tuner is closed; no callback is called under a lock. Left out: drawing, and how a picture travels
-(channel.py).
+Promised: of settings that come while one is judged only the last is judged; a move waits for at most one other judgement, on a server for
+those of other pages (tuning_stock.py); nothing that a page sends is trusted; applying a setting to the live job needs the instructor's
+right; of a hidden fault nothing is told. The thread begins with the first command and ends when the tuner is closed; no callback is called
+under a lock. Left out: drawing, and how a picture travels (channel.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from robustrl.replay.sweeping import drawn_settings
 from . import tuning
 from .channel import Channel
 from .commands import Answer, Command, Refused, Right, parse
+from .tuning_stock import Loaded, Stock
 from .words import LONG, cut
 
 POINTS = 160
@@ -61,12 +62,15 @@ def told(entries: Sequence[ev.Entry], name: str) -> Run:
 
 
 class Tuner:
-    """``show(what, channel)`` is called from the tuner's thread whenever there is a new picture. ``load``: the source to begin with."""
+    """``show(what, channel)`` is called from the tuner's thread whenever there is a new picture. ``load``: the source to begin with.
+    ``stock``: shared with other tuners of a server. ``may_load`` False: it takes from there what another one has loaded.
+    """
 
     def __init__(self, sources: Sources, show: Callable[[str, Channel], None], *, job: Any = None, right: Right = Right.READ,
-                 base: Thresholds | None = None, load: str = "") -> None:  # fmt: skip
+                 base: Thresholds | None = None, load: str = "", stock: Stock | None = None, may_load: bool = True) -> None:  # fmt: skip
         self.channel = Channel()
         self._sources, self._show, self._job, self._right, self._base = dict(sources), show, job, right, base
+        self._stock, self._may_load, self._guest = stock or Stock(), may_load, stock is not None and right < Right.INSTRUCTOR
         self._orders: deque[tuple[Command, Callable[[Answer], None]]] = deque()
         self._wake = threading.Condition()
         self._closed = False
@@ -75,19 +79,30 @@ class Tuner:
         """What was first ordered has been tried."""
         self.last: tuning.Picture = {}
         """What was sent last; any thread may read it."""
-        self.material: tuning.Material | None = None
+        self._loaded: Loaded | None = None
         self._still: tuning.Picture = {}
         self.shown = 0
         self.now: tuning.Trial | None = None
         self.other: tuning.Trial | None = None
-        self._points: list[tuple[dict[str, float], Score]] = []
         self._dots: list[list[Any]] = []
-        """They as drawn; found anew when points come, not with each move."""
-        self._todo: deque[tuple[dict[str, Any], Thresholds]] = deque()
-        self._told = 0.0
+        """The points as drawn; found anew when some come, not with each move."""
+        self._seen, self._told = 0, 0.0
+        """How many points are drawn, and since when."""
         self.push()
         if load:
             self._order(Command(id="", verb="load", args={"source": load}), lambda answer: None)
+
+    @property
+    def material(self) -> tuning.Material | None:
+        return None if self._loaded is None else self._loaded.material
+
+    @property
+    def points(self) -> list[tuple[dict[str, float], Score]]:
+        return [] if self._loaded is None else self._loaded.points
+
+    def _behind(self) -> bool:
+        """There are points to be made, or that another one made and this page does not show."""
+        return self._loaded is not None and bool(self._loaded.todo or self._seen < len(self._loaded.points))
 
     def take(self, raw: Any, answer: Callable[[Answer], None]) -> None:
         """Queues what a page sent; ``answer`` is called once, from the tuner's thread or at once."""
@@ -130,7 +145,7 @@ class Tuner:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not self._closed and not self._orders and not self._todo:
+                while not self._closed and not self._orders and not self._behind():
                     self._wake.wait()
                 if self._closed:
                     return
@@ -143,8 +158,9 @@ class Tuner:
                 self.judged.set()
                 if not self._closed:
                     self._safely(partial(answer, {"id": command.id, **found}))
-            if not orders and not self._safely(self._further_point):
-                self._todo.clear()
+            if not orders and not self._safely(self._further_point) and self._loaded is not None:
+                self._loaded.todo.clear()
+                self._seen = len(self.points)
 
     def _safely(self, step: Callable[[], None]) -> bool:
         """A defect, or a page that went away, must not end the thread: the next command would wait for ever."""
@@ -162,8 +178,9 @@ class Tuner:
                 raise Refused(f"{cut(command.verb, 40)!r} is no command here; there are {', '.join(_VERBS)}")
             if command.verb != "load" and self.material is None:
                 raise Refused("no run is loaded yet")
-            began = time.perf_counter()
-            value = verb(self, command.args)
+            with self._stock.turn(self._guest):
+                began = time.perf_counter()
+                value = verb(self, command.args)
             self.push()
             return {"value": {"ms": round(1000 * (time.perf_counter() - began), 1), **(value or {})}}
         except (RobustRLError, ValueError, OSError) as error:
@@ -189,16 +206,19 @@ class Tuner:
             if self.other is not None:
                 found["b"] = tuning.side(self.other, run, self.shown)
             found["points"] = self._dots
-            found["todo"] = len(self._todo)
+            found["todo"] = len(self._loaded.todo) if self._loaded else 0
         return found
 
     def _further_point(self) -> None:
-        assert self.material is not None
-        changes, thresholds = self._todo.popleft()
-        self._points.append((changes, self.material.score(thresholds)))
-        now = time.monotonic()
-        if now - self._told >= _POINTS_EVERY or not self._todo:
-            self._told, self._dots = now, tuning.points(self._points)
+        assert self._loaded is not None
+        with self._stock.turn(self._guest):
+            self._loaded.further_point()
+            now = time.monotonic()
+            news = now - self._told >= _POINTS_EVERY or not self._loaded.todo
+            if news:
+                self._told = now
+                self._draw_points()
+        if news:
             self.push()
 
     # -- verbs ---
@@ -207,18 +227,26 @@ class Tuner:
         name = args.get("source")
         if name not in self._sources:
             raise Refused(f"there is no source {cut(name, 60)!r}; there are {', '.join(self._sources)}")
-        runs, base = self._sources[str(name)]()
+        loaded = self._stock.get(str(name), partial(self._make, str(name)) if self._may_load else None)
+        if loaded is None:
+            raise Refused(f"{cut(name, 60)} is not loaded here: this page may only tune on what an instructor's page has loaded "
+                          f"({', '.join(self._stock.names) or 'nothing so far'})")  # fmt: skip
+        still = tuning.still(loaded.material, 0)
+        self._loaded, self.shown, self.now, self.other, self._still = loaded, 0, loaded.first, None, still  # all, or what was there stays
+        self._draw_points()
+
+    def _draw_points(self) -> None:
+        self._dots, self._seen = tuning.points(self.points), len(self.points)
+
+    def _make(self, name: str) -> Loaded:
+        runs, base = self._sources[name]()
         if not runs:
             raise Refused(f"{name}: there is no run yet")
         base = self._base or base or runs[0].thresholds[-1][1]
         material = tuning.Material(runs, base)
-        now = material.trial({})
+        first = material.trial({})
         drawn, _ = drawn_settings(base, tuning.ranges(material), _DRAWN, _SEED)
-        still = tuning.still(material, 0)
-        self.material, self.shown, self.now, self.other, self._still = material, 0, now, None, still  # all of it, or what was there stays
-        self._points = [({}, now.score)]
-        self._dots = tuning.points(self._points)
-        self._todo = deque(drawn[1 : POINTS + 1])
+        return Loaded(material, first, deque(drawn[1 : POINTS + 1]), [({}, first.score)])
 
     def _set(self, args: Mapping[str, Any]) -> None:
         assert self.material is not None
@@ -235,9 +263,9 @@ class Tuner:
     def _point(self, args: Mapping[str, Any]) -> None:
         assert self.material is not None
         place = args.get("point")
-        if not isinstance(place, int | float) or not 0 <= int(place) < len(self._points):
-            raise Refused(f"point: must be a place from 0 to {len(self._points) - 1}")
-        self.now = self.material.trial(self._points[int(place)][0])
+        if not isinstance(place, int | float) or not 0 <= int(place) < len(self.points):
+            raise Refused(f"point: must be a place from 0 to {len(self.points) - 1}")
+        self.now = self.material.trial(self.points[int(place)][0])
 
     def _compare(self, args: Mapping[str, Any]) -> None:
         self.other = self.now if args.get("on") else None

@@ -1,0 +1,134 @@
+"""What many pages of one server can make it compute with their tuning labs: one thing at a time, once for all, and little for guests."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from robustrl_widgets.commands import Right
+from robustrl_widgets.feed import Feed
+from robustrl_widgets.sources import LiveRun, RecordedRun
+from robustrl_widgets.tuner import Tuner
+from robustrl_widgets.tuning_stock import Stock
+from test_replay_tuning import LAB, RUNS, SHARP, Page
+from views_log import FakeJob, failing_log
+
+from robustrl.replay.scoring import Case
+
+
+class Loads:
+    """Sources that count how often each is made ready."""
+
+    def __init__(self) -> None:
+        self.of: list[str] = []
+        self.sources = {name: lambda name=name: (self.of.append(name), (RUNS, LAB))[1] for name in ("bundled", "now")}
+
+
+@pytest.fixture
+def tuners():
+    made: list[Tuner] = []
+    yield made
+    for tuner in made:
+        tuner.close()
+
+
+def _open(tuners: list[Tuner], loads: Loads, stock: Stock, right: Right) -> tuple[Tuner, Page]:
+    page = Page()
+    tuners.append(Tuner(loads.sources, page.show, right=right, stock=stock, may_load=right is Right.INSTRUCTOR))
+    return tuners[-1], page
+
+
+def test_who_may_only_look_tunes_on_what_is_loaded_and_loads_nothing(tuners) -> None:
+    loads, stock = Loads(), Stock({"bundled"})
+    viewer, seen = _open(tuners, loads, stock, Right.READ)
+    for name in ("bundled", "now"):
+        assert "nothing so far" in seen.ask(viewer, "load", source=name)["error"]
+    assert "no source" in seen.ask(viewer, "load", source="../x")["error"] and loads.of == []
+    teacher, told = _open(tuners, loads, stock, Right.INSTRUCTOR)
+    assert "value" in told.ask(teacher, "load", source="bundled")
+    assert "value" in seen.ask(viewer, "load", source="bundled") and "value" in seen.ask(viewer, "set", **SHARP)
+    assert "(bundled)" in seen.ask(viewer, "load", source="now")["error"] and seen.picture["a"]["values"]["rollout.no_tokens"] == 1.0
+    assert told.picture["a"]["values"]["rollout.no_tokens"] == 3.0, "each page has sliders of its own"
+    assert loads.of == ["bundled"] and viewer.material is teacher.material
+    for page in (seen, told):
+        page.until(lambda page=page: page.picture.get("todo") == 0 and len(page.picture["points"]) == len(teacher.points), 60.0)
+    assert len(teacher.points) <= 161, "the points were made once, for all"
+
+
+def test_what_does_not_change_is_made_ready_once_and_what_grows_by_an_instructor_anew(tuners) -> None:
+    loads, stock = Loads(), Stock({"bundled"})
+    pages = [_open(tuners, loads, stock, Right.INSTRUCTOR) for _ in range(3)]
+    for tuner, page in pages:
+        for name in ("bundled", "now"):
+            assert "value" in page.ask(tuner, "load", source=name)
+    assert loads.of == ["bundled", "now", "now", "now"]
+
+
+def test_a_server_computes_one_thing_at_a_time_whoever_asks(tuners, monkeypatch) -> None:
+    at_work, most, judge = 0, 0, Case.judge
+
+    def counted(case: Case, thresholds: Any) -> Any:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        time.sleep(0.002)  # others get on
+        try:
+            return judge(case, thresholds)
+        finally:
+            at_work -= 1
+
+    monkeypatch.setattr(Case, "judge", counted)
+    loads, stock = Loads(), Stock({"bundled"})
+    pages = [_open(tuners, loads, stock, right) for right in (Right.INSTRUCTOR, Right.INSTRUCTOR, Right.STUDENT, Right.READ, Right.READ)]
+    for tuner, page in pages:
+        page.ask(tuner, "load", source="bundled")
+    for i in range(3):
+        for n, (tuner, page) in enumerate(pages):
+            tuner.take(json.dumps({"id": f"m{i}", "verb": "set", "args": {"trainer.no_compute": 1.0 + i / 5 + n / 50}}), page.answered)
+    for _, page in pages:
+        page.until(lambda page=page: "m2" in page.answers, 60.0)
+    assert most == 1
+
+
+def test_guests_rest_as_long_as_they_computed_and_nobody_waits_for_their_rest() -> None:
+    stock, began = Stock(), time.monotonic()
+    for _ in range(3):
+        with stock.turn(True):
+            time.sleep(0.1)
+    assert time.monotonic() - began >= 0.5, "three turns and two rests"
+    began = time.monotonic()
+    with stock.turn(False):
+        pass
+    assert time.monotonic() - began < 0.09
+    with pytest.raises(ValueError), stock.turn(True):
+        raise ValueError
+    with stock.turn(False):
+        pass
+
+
+@pytest.mark.parametrize(("live", "right", "may"), [(True, Right.READ, False), (True, Right.STUDENT, False), (True, Right.INSTRUCTOR, True),
+                                                    (False, Right.READ, True)])  # fmt: skip
+def test_the_pages_of_a_dashboard_have_one_stock_and_beside_a_job_an_instructor_fills_it(live, right, may, monkeypatch) -> None:
+    pytest.importorskip("panel")
+    from bokeh.document import Document
+    from panel.io.state import set_curdoc
+    from robustrl_widgets import dashboard
+
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(dashboard, "Tuner", lambda sources, show, **how: made.append({"sources": list(sources), **how}))
+    monkeypatch.setattr(dashboard.pn.state, "on_session_destroyed", lambda call: None)
+    log = failing_log()
+    feed = Feed(LiveRun(FakeJob(log, len(log))) if live else RecordedRun(log))
+    feed._thread = threading.current_thread()
+    page = dashboard.application(lambda: feed, SimpleNamespace(right=lambda token: right), shared=live)
+    for _ in range(2):
+        document = Document()
+        document.add_next_tick_callback = lambda callback: None
+        with set_curdoc(document):
+            page()
+    assert [how["may_load"] for how in made] == [may, may] and made[0]["stock"] is made[1]["stock"] is not None
+    assert set(made[0]["sources"]) - made[0]["stock"]._constant == ({"this run, until now"} if live else set())
