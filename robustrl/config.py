@@ -6,7 +6,6 @@ requirements.py's to say. All raise ConfigError with field, value and what is al
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -19,7 +18,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import msgspec
 
 from .core.events import RecoverySettings
-from .errors import ConfigError, WaitTimeout, plain
+from .errors import ConfigError, WaitTimeout, no_such, plain
 
 
 class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -326,17 +325,10 @@ def _check_names(kind: type[msgspec.Struct], settings: Mapping[str, Any], prefix
     hints = get_type_hints(kind)
     for name, value in settings.items():
         if name not in kind.__struct_fields__:
-            raise ConfigError(f"{prefix}{name}", value, f"there is no such setting{_nearest(kind, name, prefix)}")
+            below = [field for field in _fields(kind, prefix) if field.rpartition(".")[2] == name]
+            raise ConfigError(f"{prefix}{name}", value, no_such(name, kind.__struct_fields__, prefix, below))
         if isinstance(value, Mapping) and isinstance(hints[name], type) and issubclass(hints[name], msgspec.Struct):
             _check_names(hints[name], value, f"{prefix}{name}.")
-
-
-def _nearest(kind: type[msgspec.Struct], name: str, prefix: str) -> str:
-    """What may have been meant, at this level or another; else what there is at this level."""
-    known = {field.rpartition(".")[2]: field for field in reversed(list(_fields(JobConfig)))}
-    known |= {field: prefix + field for field in kind.__struct_fields__}
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {known[close[0]]}?" if close else f"; there are: {', '.join(kind.__struct_fields__)}"
 
 
 def _wrong_type(error: msgspec.ValidationError, settings: Any) -> ConfigError:

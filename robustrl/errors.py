@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -10,6 +12,26 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 def plain(text: str) -> str:
     """Without the escape sequences with which Ray and others colour what they print."""
     return _COLOURS.sub("", text)
+
+
+_LEAST_PREFIX = 3
+
+
+def no_such(name: str, names: Iterable[str], prefix: str = "", below: Iterable[str] = ()) -> str:
+    """What to say of a setting that is none of ``names``: which is near, if any is, and all that there are. ``below``: where one of exactly
+    this name is."""
+    there = list(names)
+    near = list(below) or [prefix + known for known in _near(name, there)]
+    hint = f"did you mean {' or '.join(near)}? There" if near else "there"
+    return f"there is no such setting; {hint} are: {', '.join(there)}"
+
+
+def _near(name: str, there: list[str]) -> list[str]:
+    if len(name) >= _LEAST_PREFIX and (longer := [known for known in there if known.startswith(name)]):
+        return longer
+    if close := difflib.get_close_matches(name, there, n=1, cutoff=0.7):
+        return close
+    return sorted((known for known in there if len(known) >= _LEAST_PREFIX and name.startswith(known)), key=len)[-1:]
 
 
 class RobustRLError(Exception):

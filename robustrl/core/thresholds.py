@@ -7,7 +7,6 @@ RobustRL paper publishes (300 s and 60 s), and our choices where it publishes no
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
-from ..errors import ConfigError
+from ..errors import ConfigError, no_such
 from .roles import Phase, RoleKind
 
 SAMPLING = 0.1
@@ -265,11 +264,12 @@ _MAY_BE_ZERO = {"job.hysteresis"}
 
 
 def _known(path: str) -> tuple[str, str]:
-    if path not in PATHS:
-        close = difflib.get_close_matches(path, PATHS, 1)
-        hint = f"did you mean {close[0]}?" if close else f"the settings are {', '.join(PATHS)}"
-        raise ConfigError("threshold", path, f"there is no such setting; {hint}")
     section, _, name = path.partition(".")
+    if path not in PATHS:
+        here = [known.partition(".")[2] for known in PATHS if known.startswith(f"{section}.")]
+        below = [known for known in PATHS if known.partition(".")[2] == path]
+        said = no_such(name, here, f"{section}.") if here else no_such(path, PATHS, below=below)
+        raise ConfigError("threshold", path, said)
     return section, name
 
 

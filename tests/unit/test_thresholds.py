@@ -80,7 +80,14 @@ def test_what_makes_no_sense_is_refused_by_name(path, value, words):
 
 
 @pytest.mark.parametrize(
-    ("path", "words"), [("rollout.no_token", "did you mean rollout.no_tokens?"), ("colour", "the settings are job.stall, job.start")]
+    ("path", "words"),
+    [
+        ("rollout.no_token", "; did you mean rollout.no_tokens? There are: no_tokens, wedged, "),
+        ("rollout.nope", "; there are: no_tokens, wedged, "),
+        ("rollout", "; there are: no_tokens, wedged, "),
+        ("no_tokens", "; did you mean rollout.no_tokens? There are: job.stall, job.start"),
+        ("colour", "; there are: job.stall, job.start"),
+    ],
 )
 def test_an_unknown_setting_is_named_with_what_there_is(path, words):
     for use in (LAB.get, lambda path: LAB.replace(path, 3), lambda path: LAB.parse(path, "3s")):
