@@ -172,6 +172,8 @@ _AT_MOST: dict[str, float] = {
 """Beyond these a number is a slip, and would only fail later in a library that cannot hold it."""
 _PYTHON = {"object": "settings by name", "array": "a list", "null": "None"}
 """Python's word for JSON's."""
+ADDRESSES = "must be HOST:PORT of a Ray cluster's GCS, or 'auto'; None starts raylets of our own"
+_PLACE = re.compile(r"([^\s:/\[\]]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", re.ASCII)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
@@ -221,8 +223,8 @@ def check(config: JobConfig) -> None:
         raise ConfigError("hosts", config.hosts, "is for two or more nodes of our own on this machine: not with address=, nor with nodes=1")
     if config.address is None:
         _check_cluster(config)
-    elif not config.address.strip():
-        raise ConfigError("address", config.address, "must be HOST:PORT of a Ray cluster's GCS, or 'auto'; None starts raylets of our own")
+    elif config.address != "auto" and not _is_place(config.address):
+        raise ConfigError("address", config.address, ADDRESSES)
     if (total := config.prompts_per_step * config.samples_per_prompt) % config.trainer_ranks:
         raise ConfigError("trainer_ranks", config.trainer_ranks, f"must divide the {total} trajectories of a step (prompts_per_step x "
                           f"samples_per_prompt = {config.prompts_per_step} x {config.samples_per_prompt})")
@@ -243,6 +245,12 @@ def check_room(config: JobConfig, tokens: int = 1, prompt: str = "") -> None:
         why = f", and the prompt {prompt!r:.80} has {tokens} tokens" if prompt else ""
         bound = f"max_model_len = {config.max_model_len} bounds prompt and completion"
         raise ConfigError(field, wanted, f"must be at most {most}: {bound}{why}")
+
+
+def _is_place(address: str) -> bool:
+    """Whether it is HOST:PORT. Ray's own ray://HOST:PORT is another protocol, and its local a cluster of Ray's."""
+    match = _PLACE.fullmatch(address)
+    return match is not None and 0 < int(match[2]) < 1 << 16
 
 
 def home(path: Path, field: str) -> Path:

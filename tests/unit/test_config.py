@@ -111,6 +111,15 @@ def test_what_is_of_another_type_is_told_in_pythons_words():
     assert refused(name=["a"]) == "name = ['a']: expected str, got a list"
 
 
+def test_an_address_is_a_place_or_auto():
+    for address in ("auto", "10.0.0.1:6379", "head.example.org:1", "[fd00::1]:65535"):
+        check(make_config({"address": address}))
+    for address in ("1.2.3.4", "1.2.3.4:", ":6379", "1.2.3.4:0", "1.2.3.4:65536", "1.2.3.4:x", "ray://1.2.3.4:10001", "local", " ", "a b:1",
+                    "fd00::1"):
+        assert refused(address=address) == (f"address = {address!r}: must be HOST:PORT of a Ray cluster's GCS, or 'auto'; "
+                                            "None starts raylets of our own")
+
+
 def test_a_pickled_reward_must_be_there(tmp_path):
     path = str(tmp_path / "x.pkl")
     assert refused(reward=path).startswith(f"reward = {path!r}: there is no such file; must be module:function")

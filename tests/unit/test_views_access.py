@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from robustrl_widgets import assets, showing
 from robustrl_widgets.access import Access, argument, is_local
@@ -51,6 +53,22 @@ def test_what_cannot_be_shown_is_said(arguments, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert cli.main(["dashboard", *arguments]) == 2
     assert "robustrl: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--port", "99999"], "port = 99999: must be 0, for a free one, to 65535"),
+    (["--port", "-1"], "port = -1: must be 0, for a free one, to 65535"),
+    (["--address", "203.0.113.9"], "address = '203.0.113.9': must be an address of this machine, such as 127.0.0.1"),
+    (["--address", "203.0.113.9", "--port", "5006"], "address = '203.0.113.9': must be an address of this machine"),
+    (["--address", "127.0.0.1:5006"], "address = '127.0.0.1:5006': must be an address of this machine"),
+    (["--address", "x" * 70], "address = 'xxx"),
+    (["--port", "PORT"], "port = PORT: cannot listen on 127.0.0.1"),
+])  # fmt: skip
+def test_where_it_cannot_listen_the_one_at_fault_is_named(arguments, said, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert cli.main(["dashboard", "--demo", *(port if part == "PORT" else part for part in arguments)]) == 2
+    assert f"robustrl: {said.replace('PORT', port)}" in capsys.readouterr().err
 
 
 def test_the_sample_is_a_run_with_failures_that_healed():

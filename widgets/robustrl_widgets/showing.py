@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 SAMPLE = Path(__file__).parent / "sample" / "demo.jsonl.gz"
 """A recorded run of the class profile, for ``dashboard --demo``."""
 _GRACE = 5.0
+_LAST_PORT = 65535
 
 
 def show(*, run: Path | None, job: str | None, demo: bool, speed: float, address: str, port: int, origins: tuple[str, ...],
@@ -38,6 +41,8 @@ def show(*, run: Path | None, job: str | None, demo: bool, speed: float, address
         raise ConfigError("RUN", run, "give one of RUN, --job and --demo")
     if not 0 < speed <= 100:
         raise ConfigError("speed", speed, "must be above 0 and at most 100")
+    if not 0 <= port <= _LAST_PORT:
+        raise ConfigError("port", port, f"must be 0, for a free one, to {_LAST_PORT}")
     access = Access.at(address)
     feeds, title, shared = _feeds(run, job, demo, speed)
     try:
@@ -49,10 +54,18 @@ def show(*, run: Path | None, job: str | None, demo: bool, speed: float, address
     try:
         serve(feeds, access, shared=shared, title=title, address=address, port=port, origins=origins,
               ready=partial(_announce, access, address, shared, as_json))
-    except OSError as error:
-        raise ConfigError("port", port, f"cannot listen on {address}: {error}") from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: no host can have such a name
+        raise _not_listening(address, port, error) from None
     except KeyboardInterrupt:
         pass
+
+
+def _not_listening(address: str, port: int, error: OSError | UnicodeError) -> ConfigError:
+    """Of the two, the one to blame: a free port (0) is never it."""
+    if not port or isinstance(error, UnicodeError | socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        allowed = "must be an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all of them; the port is --port's"
+        return ConfigError("address", address, f"{allowed}: {error}")
+    return ConfigError("port", port, f"cannot listen on {address}: {error}")
 
 
 def _feeds(run: Path | None, job: str | None, demo: bool, speed: float) -> tuple[Callable[[], Feed], str, bool]:
