@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError, MissingExtra, RobustRLError
+from .errors import ConfigError, MissingExtra, RobustRLError, counted
 
 _INTERRUPTED = 130
 
@@ -91,6 +91,12 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
+def _there(run: Path) -> Path:
+    if not run.exists():
+        raise ConfigError("RUN", str(run), "there is no such file or folder; must be a run directory, e.g. runs/latest, or its events.jsonl")
+    return run
+
+
 def _demo(arguments: argparse.Namespace) -> int:
     settings = {"name": "demo", "profile": arguments.profile, "steps": arguments.steps, "seed": arguments.seed,
                 "witness": arguments.witness or None}
@@ -123,8 +129,8 @@ def _run_to_end(settings: dict[str, Any], quiet: bool) -> int:
         if quiet:
             job.wait()
         else:
-            print(f"{job.run_dir}: {job.config.steps} optimizer steps of {job.config.task}, model {job.config.model}; Ctrl-C ends the job",
-                  file=sys.stderr)
+            print(f"{job.run_dir}: {counted(job.config.steps, 'optimizer step')} of {job.config.task}, model {job.config.model}; "
+                  "Ctrl-C ends the job", file=sys.stderr)
             watch(job)
             job.wait()
         return 0 if job.status == "done" else 1
@@ -141,7 +147,8 @@ def _audit(arguments: argparse.Namespace) -> int:
     from .core.audit import RULES
     from .runtime.event_log import read_and_audit
 
-    path = arguments.run / "events.jsonl" if arguments.run.is_dir() else arguments.run
+    path = _there(arguments.run)
+    path = path / "events.jsonl" if path.is_dir() else path
     entries, findings = read_and_audit(path)
     if findings:
         print(f"{path}: violates {findings[0]}" + (f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""))
@@ -168,7 +175,7 @@ def _export(arguments: argparse.Namespace) -> int:
     from .export import write_perfetto
 
     try:
-        count = write_perfetto(arguments.run, arguments.perfetto)
+        count = write_perfetto(_there(arguments.run), arguments.perfetto)
     except OSError as error:
         raise RobustRLError(f"{arguments.perfetto}: {error.strerror}") from error
     print(f"{arguments.perfetto}: {count} trace events; open it at ui.perfetto.dev")

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import msgspec
 
 from .core.events import RecoverySettings
-from .errors import ConfigError, WaitTimeout, no_such, plain
+from .errors import ConfigError, WaitTimeout, counted, no_such, plain
 
 
 class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -228,6 +228,7 @@ def check(config: JobConfig) -> None:
     if (total := config.prompts_per_step * config.samples_per_prompt) % config.trainer_ranks:
         raise ConfigError("trainer_ranks", config.trainer_ranks, f"must divide the {total} trajectories of a step (prompts_per_step x "
                           f"samples_per_prompt = {config.prompts_per_step} x {config.samples_per_prompt})")
+    check_named(config.run_dir, "run_dir", "must be the folder in which the run gets a folder of its own")
     _check_reward(config.reward)
     check_room(config)
     _check_model(config.model)
@@ -242,7 +243,7 @@ def check_room(config: JobConfig, tokens: int = 1, prompt: str = "") -> None:
     if wanted is None:
         field, wanted = "task_options['max_tokens']", config.task_options.get("max_tokens")
     if isinstance(wanted, int) and wanted > (most := config.max_model_len - tokens):
-        why = f", and the prompt {prompt!r:.80} has {tokens} tokens" if prompt else ""
+        why = f", and the prompt {prompt!r:.80} has {counted(tokens, 'token')}" if prompt else ""
         bound = f"max_model_len = {config.max_model_len} bounds prompt and completion"
         raise ConfigError(field, wanted, f"must be at most {most}: {bound}{why}")
 
@@ -251,6 +252,12 @@ def _is_place(address: str) -> bool:
     """Whether it is HOST:PORT. Ray's own ray://HOST:PORT is another protocol, and its local a cluster of Ray's."""
     match = _PLACE.fullmatch(address)
     return match is not None and 0 < int(match[2]) < 1 << 16
+
+
+def check_named(path: Any, field: str, allowed: str) -> None:
+    """Raises ConfigError for a path without a name: pathlib takes it for the working directory."""
+    if isinstance(path, str) and not path.strip():
+        raise ConfigError(field, path, f"{allowed}; the working directory is '.'")
 
 
 def home(path: Path, field: str) -> Path:
@@ -272,6 +279,7 @@ def _check_cluster(config: JobConfig) -> None:
 
 def _check_model(model: str) -> None:
     allowed = "must be 'tiny', a folder with a Hugging Face causal LM, or a hub name"
+    check_named(model, "model", allowed)
     folder = home(Path(model), "model")
     if model == "tiny" or (folder / "config.json").is_file():
         return

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from .core.roles import RoleKind, RoleState
 from .core.run_state import RoleView, RunState
+from .errors import counted
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -191,7 +192,7 @@ def _progress(view: RoleView, rate: float | None) -> str:
         return f"step {view.step}, {view.pending} micro-batches left"
     if view.kind is RoleKind.ROLLOUT:
         return f"{view.progress} tokens, {rate or 0:.0f}/s, {view.pending} open"
-    return f"{view.progress} requests"
+    return counted(view.progress, "request")
 
 
 def _rewards(state: RunState) -> list[float]:
@@ -203,7 +204,7 @@ def _accuracy(state: RunState) -> str:
         return ""
     first, last = state.evaluations[0], state.evaluations[-1]
     after = f" -> {last.accuracy:.1%} (version {last.version})" if last is not first else ""
-    return f"accuracy {first.accuracy:.1%} (version {first.version}){after} on {last.prompts} held-out prompts"
+    return f"accuracy {first.accuracy:.1%} (version {first.version}){after} on {counted(last.prompts, 'held-out prompt')}"
 
 
 def _ledger(state: RunState) -> str:

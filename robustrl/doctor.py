@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from .config import JobConfig
-from .errors import RobustRLError
+from .errors import RobustRLError, counted
 from .requirements import memory_needed
 from .runtime import machine, namespaces, registry
 
@@ -41,10 +41,11 @@ def run(as_json: bool = False) -> int:
     if as_json:
         print(json.dumps([check._asdict() for check in checks]))
     else:
+        width = max(len(check.name) for check in checks) + 2
         for check in checks:
-            print(f"{check.level:8}{check.name:16}{check.found}")
+            print(f"{check.level:8}{check.name:{width}}{check.found}")
             if check.advice:
-                print(f"{'':24}-> {check.advice}")
+                print(f"{'':{8 + width}}-> {check.advice}")
         print(f"missing: {', '.join(missing)}" if missing else "all that a job needs is here")
     return 1 if missing else 0
 
@@ -55,7 +56,7 @@ def examine() -> Iterator[Check]:
 
 
 def _python() -> Iterator[Check]:
-    yield Check("python", "ok", f"{platform.python_version()} on {platform.platform()}, {machine.describe()['cores']} cores")
+    yield Check("python", "ok", f"{platform.python_version()} on {platform.platform()}, {counted(machine.describe()['cores'], 'core')}")
     yield _package("robustrl", "pip install robustrl")
 
 
@@ -72,7 +73,7 @@ def _torch() -> Iterator[Check]:
             yield Check("torch import", "missing", found, "reinstall torch; README, 'Installing', says which build")
             return
         cuda, available, count = found
-        yield Check("gpu", "ok", f"{count} CUDA devices") if available else Check(
+        yield Check("gpu", "ok", counted(count, "CUDA device")) if available else Check(
             "gpu", "note", "none" + (f", although torch is built for CUDA {cuda}" if cuda else ""), "jobs run on the CPU")
     yield _package("transformers", "pip install 'robustrl[job]'")
 

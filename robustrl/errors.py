@@ -1,4 +1,4 @@
-"""The errors that a user of RobustRL can meet, each naming what was wrong and what is allowed."""
+"""The errors that a user of RobustRL can meet, each naming what was wrong and what is allowed, and what they are worded with."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 def plain(text: str) -> str:
     """Without the escape sequences with which Ray and others colour what they print."""
     return _COLOURS.sub("", text)
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 _LEAST_PREFIX = 3

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
-from .config import JobConfig, home
+from .config import JobConfig
 from .core import events as ev
 from .core.accounting import Account, account
 from .core.run_state import RunState
-from .errors import ConfigError, HostGone, JobFailed, RobustRLError, WaitTimeout
+from .errors import ConfigError, HostGone, JobFailed, RobustRLError, WaitTimeout, counted
 from .live_settings import LiveRecovery, LiveThresholds
 from .role_handles import RoleHandle, Roles, tail
 from .runtime import processes, wire
 from .runtime.registry import JobEntry
-from .saving import folder_to_write
+from .saving import folder_to_write, named_folder
 from .tables import Events, RecoveryTable, Table, recoveries, trajectories
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Job:
         a job that was stopped. On an existing cluster a job that runs writes on the trainer's machine.
         """
         here = self.over or self.config.address is None
-        target = folder_to_write(path) if here else home(Path(path), "path").absolute()
+        target = (folder_to_write if here else named_folder)(path)
         if not self._copied_model(target):
             if self.status == "stopped":
                 raise HostGone(f"job {self.name!r} was stopped ({self.reason}), and only a job that is done keeps its model: save it "
@@ -292,7 +292,7 @@ class Job:
 
     def __repr__(self) -> str:
         reason = f" ({self.reason.splitlines()[0]})" if self.reason else ""
-        progress = f"step {self.step}/{self.config.steps}, {len(self._state.roles)} roles"
+        progress = f"step {self.step}/{self.config.steps}, {counted(len(self._state.roles), 'role')}"
         notes = self._state.warnings if self.status == "starting" and not self._state.roles else []
         note = f" ({notes[-1][1]})" if notes else ""
         return f"<Job {self.name!r} {self.status}{reason}, {progress}{note}, {self.run_dir}>"

@@ -30,6 +30,7 @@ from .runtime.registry import JobEntry
 
 _HOST = ("-m", "robustrl.runtime.host")
 _WITNESS = ("-m", "robustrl.runtime.witness")
+_EARLIER = "must be the directory of an earlier run"
 _STOP_CALL = 10.0
 _POLL = 0.1
 _LEFT_OVER = 10.0
@@ -52,7 +53,8 @@ def launch(config: JobConfig | None = None, *, reward: Callable[..., list[float]
         if config is not None or settings or reward is not None:
             raise ConfigError("resume", str(resume), "takes no other settings: the run has its own")
         if not isinstance(resume, str | Path):
-            raise ConfigError("resume", resume, "must be the directory of an earlier run")
+            raise ConfigError("resume", resume, _EARLIER)
+        configuration.check_named(resume, "resume", _EARLIER)
         return _resume(configuration.home(Path(resume), "resume").resolve())
     if config is not None and not isinstance(config, JobConfig):
         raise ConfigError("config", config, "must be a JobConfig, or settings by name, e.g. launch(steps=20)")
@@ -142,7 +144,7 @@ def _resume(folder: Path) -> Job:
         note = msgspec.json.decode((folder / "job.json").read_bytes(), type=registry.HostFile)
         config = msgspec.json.decode((folder / "config.json").read_bytes(), type=JobConfig)
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError("resume", str(folder), f"must be the directory of an earlier run: {error}") from None
+        raise ConfigError("resume", str(folder), f"{_EARLIER}: {error}") from None
     with registry.locked():
         if live := next((entry for entry in registry.live_jobs() if entry.run == note.run), None):
             raise ConfigError("resume", str(folder), f"goes on: its host is process {live.host_pid}; "

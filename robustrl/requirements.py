@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from .config import LEAST_NODES, PROFILES, JobConfig, home
-from .errors import ConfigError, MissingExtra
+from .errors import ConfigError, MissingExtra, counted
 from .runtime import namespaces
 from .runtime.machine import available_memory, shared_memory
 
@@ -52,9 +52,10 @@ def check_machine(config: JobConfig, available: tuple[int, str] | None = None, m
         free, bound = available or available_memory()
         needs = memory_needed(config)
         if needs > free:
-            raise ConfigError("memory", f"{free / _GIB:.1f} GiB", f"about {needs / _GIB:.1f} GiB are needed for {config.nodes} nodes with "
-                              f"object_store_mb = {config.object_store_mb}, {config.rollouts} {config.engine} rollouts, "
-                              f"{config.trainer_ranks} trainer ranks and {config.agent_workers} agent workers, most of it for "
+            parts = (f"{counted(config.nodes, 'node')} with object_store_mb = {config.object_store_mb}, "
+                     f"{counted(config.rollouts, f'{config.engine} rollout')}, {counted(config.trainer_ranks, 'trainer rank')} and "
+                     f"{counted(config.agent_workers, 'agent worker')}")
+            raise ConfigError("memory", f"{free / _GIB:.1f} GiB", f"about {needs / _GIB:.1f} GiB are needed for {parts}, most of it for "
                               f"{_largest(config)} (bound: {bound}); {_less_memory(config)}")
         _check_mount(config, mount or shared_memory()[0])
 

@@ -8,17 +8,23 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .config import home
+from .config import check_named, home
 from .errors import ConfigError
 
 _ALLOWED = "must be a folder that can be written, or a name where one can be made"
 
 
-def folder_to_write(path: Any, field: str = "path") -> Path:
-    """The absolute path, ``~`` resolved. Raises ConfigError that names ``field`` where no file can be put there; on this machine."""
+def named_folder(path: Any, field: str = "path") -> Path:
+    """The absolute path, ``~`` resolved, whether it can be written or not. Raises ConfigError that names ``field``."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(field, path, _ALLOWED)
-    target = home(Path(path), field).absolute()
+    check_named(path, field, _ALLOWED)
+    return home(Path(path), field).absolute()
+
+
+def folder_to_write(path: Any, field: str = "path") -> Path:
+    """The absolute path, ``~`` resolved. Raises ConfigError that names ``field`` where no file can be put there; on this machine."""
+    target = named_folder(path, field)
     made: list[Path] = []
     try:
         for folder in [*reversed(target.parents), target]:

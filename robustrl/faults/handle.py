@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..core.fault_book import STAGES, FaultView
-from ..errors import ConfigError, HostGone, RobustRLError, WaitTimeout
+from ..errors import ConfigError, HostGone, RobustRLError, WaitTimeout, counted
 from ..tables import Table
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class ScheduleHandle:
         return [fault.reveal(guess) for fault in self.faults]
 
     def __repr__(self) -> str:
-        return f"<{self.name}: {len(self.faults)} faults>" + "".join(f"\n  {fault!r}" for fault in self.faults)
+        return f"<{self.name}: {counted(len(self.faults), 'fault')}>" + "".join(f"\n  {fault!r}" for fault in self.faults)
 
     def _repr_html_(self) -> str:
         return f"<div>{html.escape(self.name)}</div>{Table(fault.view.row() for fault in self.faults)._repr_html_()}"

@@ -23,7 +23,7 @@ import msgspec
 from ..core import events as ev
 from ..core.accounting import Account, account
 from ..core.thresholds import Thresholds
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ..faults.catalogue import CATALOGUE
 from ..tables import Table
 from .reading import BadRun, Problem, examine, read_rows, write_gzip
@@ -242,8 +242,9 @@ class Run:
 
     def __repr__(self) -> str:
         faults = sum(mark.expect == FAILED for mark in self.truth)
-        odd = f", {len(self.problems)} problems" if self.problems else ""
-        return f"<Run {self.name}: {self.seconds:.1f} s, {len(self.roles)} roles, {len(self.entries)} entries, {faults} faults{odd}>"
+        odd = f", {counted(len(self.problems), 'problem')}" if self.problems else ""
+        return (f"<Run {self.name}: {self.seconds:.1f} s, {counted(len(self.roles), 'role')}, {len(self.entries)} entries, "
+                f"{counted(faults, 'fault')}{odd}>")
 
 
 def _injected(entries: Sequence[ev.Entry]) -> list[Mark]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from robustrl.errors import ConfigError, RewardError
+from robustrl.errors import ConfigError, RewardError, counted
 from robustrl.rl.tasks import RewardFunction
 from robustrl.rl.trajectory import Trajectory
 
@@ -105,8 +105,9 @@ def _call(reward: RewardFunction, prompts: Sequence[Any], completions: Sequence[
     except Exception:  # not iterable, or an iterator that raises
         found = None
     if found is None or len(found) != count:
-        got = f"a {type(returned).__name__}" if found is None else f"{len(found)} values"
-        return [None] * count, dict.fromkeys(range(count), f"returned {got} for {count} completions; must be a list of {count} numbers")
+        got = f"a {type(returned).__name__}" if found is None else counted(len(found), "value")
+        text = f"returned {got} for {counted(count, 'completion')}; must be a list of {counted(count, 'number')}"
+        return [None] * count, dict.fromkeys(range(count), text)
     values: list[float | None] = []
     reasons = {}
     for index, item in enumerate(found):

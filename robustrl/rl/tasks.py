@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from robustrl.errors import ConfigError
+from robustrl.errors import ConfigError, counted
 
 RewardFunction = Callable[..., list[float]]
 """TRL's signature: ``reward(prompts, completions, **columns) -> list[float]``, one value per completion."""
@@ -71,7 +71,7 @@ def encode_within(task: Task, tokenizer: Any, prompt: Prompt, max_model_len: int
     if not tokens:
         raise ConfigError("task", task.name, f"the prompt {prompt.text!r:.80} has no tokens")
     if len(tokens) >= max_model_len:
-        text = f"must be greater than the {len(tokens)} tokens of the prompt {prompt.text!r:.80}"
+        text = f"must be greater than the {counted(len(tokens), 'token')} of the prompt {prompt.text!r:.80}"
         raise ConfigError("max_model_len", max_model_len, text)
     return tokens
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from ..core.placement import POOLS, NodeSpec
-from ..errors import ConfigError, JobFailed, RobustRLError, WaitTimeout
+from ..errors import ConfigError, JobFailed, RobustRLError, WaitTimeout, counted
 from . import ray_worker
 from .processes import MARK, find_marked, kill_marked
 
@@ -154,7 +154,7 @@ class LocalCluster:
         if failure:
             raise self._failed(JobFailed, node.name, str(failure[0])) from failure[0]
         if thread.is_alive():
-            up = f"{len(self._raylets)} of {len(self.nodes)} nodes are up"
+            up = f"{len(self._raylets)} of {counted(len(self.nodes), 'node')} up"
             raise self._failed(WaitTimeout, node.name, f"deadlines.cluster_start passed; {up}")
         self.address = self._raylets[0].gcs_address
         return msgspec.structs.replace(node, ray_node_id=self._raylets[-1].node_id, ip=self._ips.get(node.name, self.ip))

@@ -166,7 +166,7 @@ made.start(deadline)
 
 
 @pytest.mark.parametrize(("fault", "words"), [
-    ("late", ["WaitTimeout: node-0 did not come up: deadlines.cluster_start passed; 0 of 2 nodes are up\n--- node-0"]),
+    ("late", ["WaitTimeout: node-0 did not come up: deadlines.cluster_start passed; 0 of 2 nodes up\n--- node-0"]),
     ("dead", [r"JobFailed: node-0 did not come up: its process \d+ ended with exit status 1\n--- node-0 raylet.err\n", "Check failed"]),
     ("refused", ["JobFailed: node-0 did not come up", "minimum allowed is 78643200 bytes"]),
 ])

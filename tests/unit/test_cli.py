@@ -129,8 +129,16 @@ def test_audit_names_the_first_violated_rule(tmp_path, capsys):
     _write(tmp_path / "bad", forge(entry for entry in log if not isinstance(entry.event, ev.TrajectoriesConsumed)))
     assert cli.main(["audit", str(tmp_path / "bad" / "events.jsonl")]) == 1
     assert "violates ledger: entry " in capsys.readouterr().out
-    assert cli.main(["audit", str(tmp_path / "none")]) == 1
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["audit", str(tmp_path / "empty")]) == 1
     assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["run"], ["audit"], ["dashboard"], ["export", "--perfetto", "out"]])
+def test_a_path_where_nothing_is_is_wrong_usage(command, tmp_path, capsys):
+    path = str(tmp_path / "none.toml")
+    assert cli.main([*command, path]) == 2
+    assert f" = {path!r}: " in capsys.readouterr().err
 
 
 def test_ps_and_stop(tmp_path, capsys):
@@ -185,7 +193,11 @@ def test_doctor_on_a_machine_that_has_all(monkeypatch, capsys):
     assert _doctor(monkeypatch, ucx={"transports": ["cma", "posix", "tcp"]})["ucx cma"].level == "ok"
     assert found["memory"].level == found["/dev/shm"].level == found["ray"].level == "ok"
     assert doctor.run() == 0
-    assert "all that a job needs is here" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.pop() == "all that a job needs is here"
+    width = max(map(len, found))
+    rows = [line for line in lines if not line.startswith(" ")]
+    assert [row[8:10 + width] for row in rows] == [f"{name:{width}}  " for name in found] and all(row[10 + width] != " " for row in rows)
     assert doctor.run(as_json=True) == 0
     assert {check["name"] for check in json.loads(capsys.readouterr().out)} == set(found)
 

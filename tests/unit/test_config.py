@@ -21,7 +21,7 @@ from robustrl.config import (
     load_config,
     make_config,
 )
-from robustrl.errors import ConfigError, PeerDied, RobustRLError, WaitTimeout
+from robustrl.errors import ConfigError, PeerDied, RobustRLError, WaitTimeout, counted
 from robustrl.requirements import check_machine, memory_needed, settle_standbys
 from robustrl.runtime import namespaces
 
@@ -73,6 +73,8 @@ def test_the_defaults_are_accepted():
     ({"task": "arithmetics"}, "task = 'arithmetics': there is no such task; there are arithmetic, arithmetic_tool, arithmetic_long, "
                               "reasoning_gym:NAME, jsonl:PATH and hf:DATASET"),
     ({"task": "jsonl:/no/such.jsonl"}, "task = 'jsonl:/no/such.jsonl': there is no file /no/such.jsonl"),
+    ({"run_dir": ""}, "run_dir = '': must be the folder in which the run gets a folder of its own; the working directory is '.'"),
+    ({"model": ""}, "model = '': must be 'tiny', a folder with a Hugging Face causal LM, or a hub name; the working directory is '.'"),
     ({"model": "/no/such/model"},
      "model = '/no/such/model': there is no such folder; must be 'tiny', a folder with a Hugging Face causal LM, or a hub name"),
     ({"reward": "no function"}, "reward = 'no function': must be module:function, or a function given to robustrl.launch"),
@@ -204,7 +206,7 @@ def short_of_memory(**settings: object) -> str:
 
 
 def test_too_little_memory_is_stated_with_need_and_bound():
-    text = (r"memory = '1.0 GiB': about \d.\d GiB are needed for 4 nodes with object_store_mb = 128, 2 vllm rollouts, 1 trainer ranks and "
+    text = (r"memory = '1.0 GiB': about \d.\d GiB are needed for 4 nodes with object_store_mb = 128, 2 vllm rollouts, 1 trainer rank and "
             r"2 agent workers, most of it for rollouts = 2 \(4.0 GiB\) \(bound: control group /x, limit 1.00 GiB\); "
             r"fewer rollouts, fewer nodes, engine='torch' or profile='class' would need less")
     assert re.fullmatch(text, short_of_memory())
@@ -218,6 +220,12 @@ def test_hosts_of_their_own_are_refused_with_the_reason_where_they_cannot_be(mon
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match=rf"hosts = 'namespaces': is not possible here: .*{why}"):
         check_machine(make_config({"profile": "class", "nodes": 2, "hosts": "namespaces"}), (8 * GIB, "here"))
+
+
+def test_one_of_a_kind_is_told_in_the_singular():
+    text = short_of_memory(profile="class", rollouts=1, agent_workers=1)
+    assert "needed for 1 node with object_store_mb = 80, 1 torch rollout, 1 trainer rank and 1 agent worker, most" in text
+    assert [counted(number, "node") for number in (0, 1, 2)] == ["0 nodes", "1 node", "2 nodes"]
 
 
 def test_what_takes_most_of_the_memory_is_named_and_may_be_less():

@@ -25,7 +25,7 @@ from robustrl.core import events as ev
 from robustrl.errors import ConfigError, HostGone, JobFailed, MissingExtra, WaitTimeout
 from robustrl.faults import Kill
 from robustrl.runtime import processes, registry
-from robustrl.saving import folder_to_write
+from robustrl.saving import folder_to_write, named_folder
 
 _FAKE = str(Path(__file__).with_name("fake_host.py"))
 
@@ -300,6 +300,7 @@ def test_a_missing_extra_is_named_with_its_pip_line(start, monkeypatch):
         ({"reward": ["m:f"]}, "reward"),
         ({"resume": 5}, "resume"),
         ({"resume": "~nobody-of-that-name/run"}, "resume"),
+        ({"resume": ""}, "resume"),
         ({"model": "~nobody-of-that-name/model"}, "model"),
         ({"run_dir": "~nobody-of-that-name/runs"}, "run_dir"),
         ({"object_store_mb": 10**9}, "object_store_mb"),
@@ -443,6 +444,13 @@ def test_a_stopped_job_says_that_its_model_is_gone(start, tmp_path):
     job.stop()
     with pytest.raises(HostGone, match=r"was stopped \(.*\), and only a job that is done keeps its model: save it before job.stop\(\), or"):
         job.save_pretrained(tmp_path / "model")
+
+
+@pytest.mark.parametrize("check", [folder_to_write, named_folder])
+@pytest.mark.parametrize("path", ["", "  "])
+def test_a_path_without_a_name_is_not_the_working_directory(check, path):
+    with pytest.raises(ConfigError, match=f"^path = '{path}': must be a folder that can be written, .*; the working directory is '.'$"):
+        check(path)
 
 
 def test_nothing_is_left_of_the_trial_of_a_path(tmp_path):

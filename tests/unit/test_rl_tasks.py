@@ -186,7 +186,7 @@ def test_bad_data_sets(name, options, message):
     (['{"prompt": "a"}', "[1]"], {}, r"line 2 has no prompt column 'prompt' \(found: a list\)"),
     (['{"prompt": "a"}', '{"prompt": 3}'], {}, "line 2: the prompt must be a text or a list of messages"),
     (['{"prompt": "a"}', '{"prompt": [{"role": "user"}]}'], {}, "line 2: the prompt must be a text or a list of messages"),
-    (['{"prompt": "a"}', '{"prompt": "a"}'], {}, "has 1 different prompts"),
+    (['{"prompt": "a"}', '{"prompt": "a"}'], {}, "has 1 different prompt; at least 2"),
     (['{"prompt": "a"}', r'{"prompt": "\ud800"}'], {}, "line 2 has a value that cannot be sent to the roles: .*surrogates not allowed"),
     (['{"prompt": "a"}', '{"prompt": "b", "n": 1%s}' % ("0" * 30)], {}, "line 2 has a value that cannot be sent to the roles"),
     (['{"prompt": "a"}', '{"prompt": "b", "n": %s}' % ("9" * 5000)], {}, "line 2 cannot be read: .*4300 digits"),
