@@ -5,11 +5,11 @@ checks here what the host would check, and applies at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .core.recovery import MODES, STANDBYS
 from .core.thresholds import Thresholds
-from .errors import ConfigError
+from .errors import ConfigError, no_such
 
 if TYPE_CHECKING:
     from .job import Job
@@ -23,9 +23,21 @@ class LiveRecovery:
     """
 
     __slots__ = ("_job",)
+    _NAMES: ClassVar = ("mode", "standbys")
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        object.__setattr__(self, "_job", job)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._NAMES:
+            raise ConfigError(f"recovery.{name}", value, no_such(name, self._NAMES, "recovery."))
+        object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"recovery has no {name!r}; there are {', '.join(self._NAMES)}")
+
+    def __dir__(self) -> list[str]:
+        return [*self._NAMES]
 
     @property
     def mode(self) -> str:
