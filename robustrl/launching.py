@@ -24,6 +24,8 @@ from .core.events import RunEnded
 from .core.lifecycle import DONE
 from .errors import ConfigError, HostGone, MissingExtra, RobustRLError, WaitTimeout
 from .job import Job
+from .rl.rewards import check_signature
+from .rl.tasks import task_class
 from .runtime import processes, registry, wire
 from .runtime.event_log import read_log
 from .runtime.registry import JobEntry
@@ -63,9 +65,12 @@ def launch(config: JobConfig | None = None, *, reward: Callable[..., list[float]
     if reward is not None and not callable(reward) and not isinstance(reward, str):
         raise ConfigError("reward", reward, "must be a function with TRL's signature, or module:function")
     given = msgspec.structs.asdict(config) if config is not None else settings
-    pickled = _pickle(reward) if callable(reward) else None
     config = configuration.make_config(given | ({"reward": reward} if isinstance(reward, str) else {}))
     configuration.check(config)
+    pickled = None
+    if callable(reward):
+        check_signature(reward, reward, task_class(config.task).columns)
+        pickled = _pickle(reward)
     config = requirements.settle_standbys(config)
     requirements.check_machine(config)
     with registry.locked():

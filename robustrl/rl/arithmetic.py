@@ -50,6 +50,7 @@ def first_answer_reward(prompts: list[Any], completions: list[Any], *, answer: l
 
 class Arithmetic(GeneratedTask):
     options = {"max_tokens": 28}
+    columns = ("answer",)
     reward = staticmethod(answer_reward)
 
     def draw(self, rng: random.Random) -> Prompt:

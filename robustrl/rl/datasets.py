@@ -116,6 +116,8 @@ class HuggingFace(_Rows):
 class ReasoningGym(GeneratedTask):
     """``reasoning_gym:NAME``; options besides ``max_tokens`` are the data set's own. Rewarded by the data set's own scorer."""
 
+    columns = ("row", "answer")
+
     def __init__(self, name: str, options: Mapping[str, Any], seed: int) -> None:
         super().__init__(name, {key: value for key, value in options.items() if key in self.options}, seed)
         try:

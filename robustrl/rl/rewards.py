@@ -10,7 +10,7 @@ import importlib
 import inspect
 import math
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,10 @@ from robustrl.rl.trajectory import Trajectory
 
 _SHOWN = 120
 _RESERVED = ("prompt", "prompts", "completion", "completions", "completion_ids")
+_JUDGED = {"prompts", "completions", "completion_ids"}
+"""Of which a reward function has to take one: what else is passed says nothing of what the model did."""
+_PASSED = _JUDGED | {"finish"}
+_TRLS = "must take prompts, completions and **kwargs by name, as TRL's reward functions do"
 
 
 def completion_text(completion: Any) -> str:
@@ -48,6 +52,26 @@ def load_reward(reference: str) -> RewardFunction:
     if not callable(reward):
         raise ConfigError("reward", reference, f"is a {type(reward).__name__}, not a function")
     return reward
+
+
+def check_signature(reward: RewardFunction, shown: object, columns: Collection[str] | None) -> None:
+    """Whether it takes what it will be called with. ``columns``: those of the task; None: not known, and whatever it asks for may be one.
+
+    Raises ConfigError with ``shown`` as the value of ``reward``.
+    """
+    try:
+        accepted = list(inspect.signature(reward).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ConfigError("reward", shown, f"{_TRLS}, and its parameters cannot be read: {error}") from None
+    needed = [p for p in accepted if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if unnamed := [p.name for p in needed if p.kind is p.POSITIONAL_ONLY]:
+        raise ConfigError("reward", shown, f"{_TRLS}; it takes {', '.join(unnamed)} by position alone")
+    names = {p.name for p in accepted if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if not names & _JUDGED and all(p.kind is not p.VAR_KEYWORD for p in accepted):
+        raise ConfigError("reward", shown, f"{_TRLS}; it takes {', '.join(p.name for p in accepted) or 'nothing'}")
+    passed = _PASSED | (set(columns) - set(_RESERVED) if columns is not None else names)
+    if missing := [p.name for p in needed if p.name not in passed]:
+        raise ConfigError("reward", shown, f"{_TRLS}; there is nothing to pass for {', '.join(missing)}, only {', '.join(sorted(passed))}")
 
 
 def score(reward: RewardFunction, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]],

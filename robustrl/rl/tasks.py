@@ -40,6 +40,8 @@ class Task:
     ignore_eos: bool = False
     pace: float = 0.0
     """Least seconds per generated token: an engine waits where it would be faster."""
+    columns: ClassVar[tuple[str, ...] | None] = None
+    """Of every prompt; None: those of the data."""
     reward: RewardFunction | None = None
     """None: the user has to bring one."""
 

@@ -10,7 +10,7 @@ import msgspec
 from ..config import JobConfig, check_room
 from ..errors import ConfigError, RobustRLError
 from ..rl.models import load_tokenizer
-from ..rl.rewards import load_reward
+from ..rl.rewards import check_signature, load_reward
 from ..rl.tasks import encode_within, make_task
 
 _FIRST_PROMPTS = 256
@@ -20,8 +20,9 @@ _FIRST_PROMPTS = 256
 def check(config: JobConfig) -> None:
     """Raises ConfigError, naming the field."""
     task = make_task(config.task, config.task_options, seed=config.seed)
-    if config.reward:
-        load_reward(config.reward)
+    reward = load_reward(config.reward) if config.reward else None
+    if reward is not None:
+        check_signature(reward, config.reward, task.columns)
     elif task.reward is None:
         raise ConfigError(
             "reward", None, f"the task {config.task!r} has no reward of its own; give a function reward(prompts, completions, **columns)"
@@ -31,6 +32,8 @@ def check(config: JobConfig) -> None:
         prompts = task.prompts(split, 0, min(count, _FIRST_PROMPTS))
         if count and not prompts:
             raise ConfigError("task", config.task, f"gives no prompt for the split {split!r}")
+        if prompts and reward is not None:
+            check_signature(reward, config.reward, {name for prompt in prompts for name in prompt.columns})
         for prompt in prompts:
             tokens = encode_within(task, tokenizer, prompt, config.max_model_len)
             check_room(config, len(tokens), prompt.text)

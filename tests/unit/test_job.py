@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -298,6 +299,9 @@ def test_a_missing_extra_is_named_with_its_pip_line(start, monkeypatch):
     [
         ({"reward": 3}, "reward"),
         ({"reward": ["m:f"]}, "reward"),
+        ({"reward": lambda: [1.0]}, "reward"),
+        ({"reward": print}, "reward"),
+        ({"reward": json.dumps}, "reward"),
         ({"resume": 5}, "resume"),
         ({"resume": "~nobody-of-that-name/run"}, "resume"),
         ({"resume": ""}, "resume"),
@@ -328,6 +332,25 @@ def test_an_argument_of_another_kind_is_named(start, verb, argument):
 def test_a_fault_needs_the_name_of_its_target(target):
     with pytest.raises(ConfigError, match="target"):
         Kill(target)
+
+
+def test_an_unknown_live_setting_is_named_with_those_there_are(start):
+    with start() as job:
+        tell(job, "advance", step=1)
+        job.wait(step=1, timeout=10)
+        for settings, name, said in (
+            (job.recovery, "nope", "recovery.nope = 1: there is no such setting; there are: mode, standbys"),
+            (job.recovery, "modes", "recovery.modes = 1: there is no such setting; did you mean recovery.mode? There are: mode, standbys"),
+            (job.recovery, "_job", "recovery._job = 1: there is no such setting; there are: mode, standbys"),
+            (job.thresholds, "nope", "threshold = 'nope': there is no such setting; there are: job.stall, "),
+            (job.thresholds.rollout, "nope", "threshold = 'rollout.nope': there is no such setting; there are: no_tokens, "),
+        ):
+            with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
+                setattr(settings, name, 1)
+        for settings, there in ((job.recovery, "mode, standbys"), (job.thresholds, "job, trainer, rollout, ")):
+            with pytest.raises(AttributeError, match=f"'nope'.* there are:? {there}"):
+                settings.nope  # noqa: B018
+        assert dir(job.recovery) == ["mode", "standbys"]
 
 
 def test_one_configuration_or_settings_not_both():

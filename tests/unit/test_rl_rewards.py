@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import math
 import pickle
 import sys
 
 import pytest
 
+from robustrl.config import make_config
 from robustrl.errors import ConfigError, RewardError
-from robustrl.rl.rewards import load_reward, score, score_trajectories
+from robustrl.rl.rewards import check_signature, load_reward, score, score_trajectories
+from robustrl.rl.tasks import SPLITS, make_task
 from robustrl.rl.trajectory import Trajectory
+from robustrl.runtime import preflight
 
 PROMPTS, COMPLETIONS = ["p0", "p1", "p2"], ["one", "two", "x" * 500]
 
@@ -45,6 +51,63 @@ def test_good_rewards_of_any_number_type():
     assert score(lambda completions, **_: torch.tensor([True, False, True]), PROMPTS, COMPLETIONS, {}) == ([1, 0, 1], {})
     with pytest.raises(RewardError, match=r"returned tensor\(\[0., 0.\]\), which is not a finite number; sample 0"):
         score(lambda completions, **_: torch.zeros(3, 2), PROMPTS, COMPLETIONS, {})
+
+
+class _Judge:
+    def __call__(self, completions, answer):
+        return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize("reward", [
+    lengths, raises_on_two, lambda completions: [], lambda prompts: [], lambda **kwargs: [], lambda completion_ids, finish: [], _Judge(),
+    _Judge().__call__, lambda completions, answer, own=3: [], functools.partial(lambda scale, completions: [], 2.0),
+])
+def test_what_can_be_called_as_trl_does_is_taken(reward):
+    check_signature(reward, "shown", ["answer"])
+    check_signature(reward, "shown", None)
+
+
+@pytest.mark.parametrize(("reward", "why"), [
+    (lambda: [], "; it takes nothing$"),
+    (lambda *texts: [], "; it takes texts$"),
+    (lambda answer: [], "; it takes answer$"),
+    (print, "; it takes args, sep, end, file, flush$"),
+    (lambda prompts, completions, /: [], "; it takes prompts, completions by position alone$"),
+    (len, "; it takes obj by position alone$"),
+    (int, ", and its parameters cannot be read: "),
+])
+def test_what_cannot_be_called_as_trl_does_is_refused_with_what_it_takes(reward, why):
+    for columns in (["answer"], None):
+        with pytest.raises(ConfigError, match=rf"^reward = 'shown': must take prompts, completions and \*\*kwargs by name, as TRL.*{why}"):
+            check_signature(reward, "shown", columns)
+
+
+def test_what_a_reward_function_needs_beyond_the_columns_is_refused_once_they_are_known():
+    check_signature(json.dumps, json.dumps, None)
+    with pytest.raises(ConfigError, match="there is nothing to pass for obj, only answer, completion_ids, completions, finish, prompts$"):
+        check_signature(json.dumps, json.dumps, ["answer", "prompt"])
+    with pytest.raises(ConfigError, match="there is nothing to pass for prompt, solution"):
+        check_signature(lambda completions, prompt, solution: [], "", ["answer", "prompt"])
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "arithmetic_tool", "arithmetic_long", "reasoning_gym:chain_sum"])
+def test_a_task_has_the_columns_that_it_names(name):
+    task = make_task(name, {}, seed=0)
+    assert {tuple(prompt.columns) for split in SPLITS for prompt in task.prompts(split, 0, 3)} == {task.columns}
+
+
+def test_the_checks_before_the_start_know_the_columns(monkeypatch, tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"prompt": "{i}+1=", "solution": "x"}}\n' for i in range(4)))
+    config = make_config({"task": f"jsonl:{data}", "reward": f"{__name__}:needs_solution"})
+    for given, wrong in ((needs_solution, False), (json.dumps, True)):
+        monkeypatch.setattr(preflight, "load_reward", lambda _, given=given: given)
+        with pytest.raises(ConfigError, match="nothing to pass for obj, only .*solution") if wrong else contextlib.nullcontext():
+            preflight.check(config)
+
+
+def needs_solution(completions, solution, **kwargs):
+    return [1.0] * len(completions)
 
 
 @pytest.mark.parametrize(("reward", "message"), [

@@ -201,6 +201,10 @@ def test_bad_jsonl(tmp_path, lines, options, message):
         make_task(f"jsonl:{path}", options, 0)
 
 
+def lengths(completions, **kwargs):
+    return [float(len(completion)) for completion in completions]
+
+
 def test_prompts_that_no_engine_takes_are_named_before_a_role_starts(tmp_path):
     from robustrl.config import make_config
     from robustrl.runtime.preflight import check
@@ -210,10 +214,10 @@ def test_prompts_that_no_engine_takes_are_named_before_a_role_starts(tmp_path):
                           (["", "1+1="], "the prompt '' has no tokens")):
         path.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
         with pytest.raises(ConfigError, match=text):
-            check(make_config({"task": f"jsonl:{path}", "reward": "builtins:len", "max_model_len": 32}))
+            check(make_config({"task": f"jsonl:{path}", "reward": f"{__name__}:lengths", "max_model_len": 32}))
     path.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in ("1+1=", "1+2+3+4+5=")))
     with pytest.raises(ConfigError, match=r"sampling.max_tokens = 30: must be at most 2[0-9]: max_model_len = 32 .* the prompt '1\+"):
-        check(make_config({"task": f"jsonl:{path}", "reward": "builtins:len", "max_model_len": 32, "sampling": {"max_tokens": 30}}))
+        check(make_config({"task": f"jsonl:{path}", "reward": f"{__name__}:lengths", "max_model_len": 32, "sampling": {"max_tokens": 30}}))
 
 
 def test_models(tmp_path, monkeypatch):
