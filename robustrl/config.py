@@ -223,7 +223,7 @@ def check(config: JobConfig) -> None:
         raise ConfigError("hosts", config.hosts, "is for two or more nodes of our own on this machine: not with address=, nor with nodes=1")
     if config.address is None:
         _check_cluster(config)
-    elif config.address != "auto" and not _is_place(config.address):
+    elif config.address != "auto" and not is_place(config.address):
         raise ConfigError("address", config.address, ADDRESSES)
     if (total := config.prompts_per_step * config.samples_per_prompt) % config.trainer_ranks:
         raise ConfigError("trainer_ranks", config.trainer_ranks, f"must divide the {total} trajectories of a step (prompts_per_step x "
@@ -248,7 +248,7 @@ def check_room(config: JobConfig, tokens: int = 1, prompt: str = "") -> None:
         raise ConfigError(field, wanted, f"must be at most {most}: {bound}{why}")
 
 
-def _is_place(address: str) -> bool:
+def is_place(address: str) -> bool:
     """Whether it is HOST:PORT. Ray's own ray://HOST:PORT is another protocol, and its local a cluster of Ray's."""
     match = _PLACE.fullmatch(address)
     return match is not None and 0 < int(match[2]) < 1 << 16

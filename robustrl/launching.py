@@ -26,7 +26,7 @@ from .errors import ConfigError, HostGone, MissingExtra, RobustRLError, WaitTime
 from .job import Job
 from .rl.rewards import check_signature
 from .rl.tasks import task_class
-from .runtime import processes, registry, wire
+from .runtime import processes, ray_clusters, registry, wire
 from .runtime.event_log import read_log
 from .runtime.registry import JobEntry
 
@@ -78,6 +78,8 @@ def launch(config: JobConfig | None = None, *, reward: Callable[..., list[float]
         mine = live is not None and live.owner == _me()
         if live and config.address is not None and _same_job(live, config, pickled):
             return Job(live)
+        if config.address is not None:
+            ray_clusters.choose(config.address, ray_clusters.found_here(), os.environ)
         registry.check_name(config.name, live.run if live and mine else None)
         job = _start(config, pickled, live.run if live and mine else None)
     if live:

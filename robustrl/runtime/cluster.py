@@ -26,7 +26,7 @@ import msgspec
 
 from ..core.placement import POOLS, NodeSpec
 from ..errors import ConfigError, JobFailed, RobustRLError, WaitTimeout, counted
-from . import ray_worker
+from . import ray_clusters, ray_worker
 from .processes import MARK, find_marked, kill_marked
 
 if TYPE_CHECKING:
@@ -284,21 +284,18 @@ class JoinedCluster:
         """Connects and lists the nodes that are alive, in the order of Ray's ids, as node-0, node-1, ...
 
         A node states its pools by a label ``robustrl`` (``trainer``, or several: ``trainer-rollout``) or by resources ``robustrl:trainer``.
-        Raises JobFailed if the cluster cannot be reached: within the deadline where the address takes no connection, later where Ray
-        tries again by its own clocks.
+        Raises ConfigError for another job's private cluster; JobFailed or WaitTimeout, within the deadline, if none can be reached: Ray
+        would try again by its own clocks.
         """
         os.environ.update(SPT_NOENV="1", RAY_gcs_rpc_server_connect_timeout_s=str(max(1, int(deadline))))
         os.environ[MARK] = self.run
+        end = time.monotonic() + deadline
+        self.address = ray_clusters.choose(self.address, ray_clusters.found_here(), os.environ)
         ray_worker.skip_slow_import()
         _knock(self.address, deadline)
-        try:
-            _connect(self.address, self.run)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise JobFailed(f"address = {self.address!r}: no Ray cluster could be joined there: {error}") from error
+        table = _listed(self.address, self.run, end, deadline)
         self._joined = True
-        import ray
-
-        alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"])
+        alive = sorted((node for node in table if node["Alive"]), key=lambda node: node["NodeID"])
         for i, node in enumerate(alive):
             self.nodes.append(NodeSpec(f"node-{i}", _stated_pools(node), node["NodeID"], node["NodeManagerAddress"]))
 
@@ -308,9 +305,7 @@ class JoinedCluster:
 
     def lost(self) -> dict[str, str]:
         """See Cluster: those that Ray's node table calls dead; new ones join ``nodes``."""
-        import ray
-
-        table = {node["NodeID"]: node for node in ray.nodes()}
+        table = {node["NodeID"]: node for node in _nodes()}
         known = {node.ray_node_id for node in self.nodes}
         for node in table.values():
             if node["Alive"] and node["NodeID"] not in known:
@@ -359,6 +354,38 @@ def _connect(address: str, namespace: str, ip: str = "127.0.0.1") -> None:
 
     own = {} if ip == "127.0.0.1" else {"_node_ip_address": ip}
     ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **own)
+
+
+def _listed(address: str, namespace: str, end: float, deadline: float) -> list[dict[str, Any]]:
+    """Connects, and returns Ray's node table. Raises JobFailed or, at ``end``, WaitTimeout: the thread that still waits for Ray, which
+    tries again for many minutes, is left alone.
+    """
+    table: list[dict[str, Any]] = []
+    failure: list[Exception] = []
+
+    def join() -> None:
+        try:
+            _connect(address, namespace)
+            table.extend(_nodes())
+        except Exception as error:  # of Ray, gRPC or the network; handed to the waiting thread
+            failure.append(error)
+
+    thread = threading.Thread(target=join, name="join", daemon=True)
+    thread.start()
+    thread.join(max(0.0, end - time.monotonic()))
+    why = f"address = {address!r}: no Ray cluster could be joined there"
+    if failure:
+        raise JobFailed(f"{why}: {failure[0]}") from failure[0]
+    if thread.is_alive():
+        raise WaitTimeout(f"{why} within deadlines.cluster_start = {deadline:g} s: Ray still waited for its GCS, which does not answer "
+                          "those without its token either")
+    return table
+
+
+def _nodes() -> list[dict[str, Any]]:
+    import ray
+
+    return ray.nodes()
 
 
 def _knock(address: str, deadline: float) -> None:

@@ -25,7 +25,7 @@ from robustrl import launching
 from robustrl.core import events as ev
 from robustrl.errors import ConfigError, HostGone, JobFailed, MissingExtra, WaitTimeout
 from robustrl.faults import Kill
-from robustrl.runtime import processes, registry
+from robustrl.runtime import processes, ray_clusters, registry
 from robustrl.saving import folder_to_write, named_folder
 
 _FAKE = str(Path(__file__).with_name("fake_host.py"))
@@ -37,6 +37,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="rr-"))
     monkeypatch.setenv(registry.TMP_VARIABLE, str(folder / "top"))  # not made again by a host that ends late
     monkeypatch.setattr(launching, "_HOST", (_FAKE,))
+    monkeypatch.setattr(ray_clusters, "found_here", dict)
     yield folder
     for entry in registry.live_jobs():
         os.kill(entry.host_pid, signal.SIGKILL)
@@ -257,6 +258,14 @@ def test_on_an_existing_cluster_an_equal_configuration_reattaches(start):
     second = start(name="remote", address="auto", steps=5)
     assert second.run != first.run
     assert first.wait(timeout=20).status == "stopped"
+
+
+def test_another_jobs_private_cluster_is_refused_at_once(start, monkeypatch):
+    monkeypatch.setattr(ray_clusters, "found_here", lambda: {"127.0.0.1:7": "other-0a1b2c"})
+    for address in ("auto", "localhost:7"):
+        with pytest.raises(ConfigError, match=f"^address = '{address}': .*private .* RobustRL job.*run other-0a1b2c.*; must be HOST:PORT"):
+            start(address=address)
+    assert not registry.live_jobs()
 
 
 def test_a_reward_function_travels_by_value_and_is_private(start):
