@@ -93,7 +93,7 @@ def _path(text: str) -> Path:
 
 def _there(run: Path) -> Path:
     if not run.exists():
-        raise ConfigError("RUN", str(run), "there is no such file or folder; must be a run directory, e.g. runs/latest, or its events.jsonl")
+        raise ConfigError("RUN", str(run), "there is no such path; must be a run directory, e.g. runs/latest, or its events.jsonl")
     return run
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
-from .config import JobConfig
+from .config import JobConfig, is_on_hub
 from .core import events as ev
 from .core.accounting import Account, account
 from .core.run_state import RunState
@@ -293,9 +293,19 @@ class Job:
     def __repr__(self) -> str:
         reason = f" ({self.reason.splitlines()[0]})" if self.reason else ""
         progress = f"step {self.step}/{self.config.steps}, {counted(len(self._state.roles), 'role')}"
-        notes = self._state.warnings if self.status == "starting" and not self._state.roles else []
-        note = f" ({notes[-1][1]})" if notes else ""
+        note = f" ({waits})" if self.status == "starting" and (waits := self._waits_for()) else ""
         return f"<Job {self.name!r} {self.status}{reason}, {progress}{note}, {self.run_dir}>"
+
+    def _waits_for(self) -> str:
+        """Of a job that has no node yet: what its host is at, by its settings, unless the log says more."""
+        if self._state.warnings and not self._state.roles:
+            return self._state.warnings[-1][1]
+        if self._state.roles or self._state.nodes:
+            return ""
+        address = self.config.address
+        steps = [f"joining the Ray cluster at {address!r}" if address else f"starting {counted(self.config.nodes, 'Ray node')}"]
+        steps += [f"looking for the model {self.config.model!r}"] if is_on_hub(self.config.model) else []
+        return ", ".join(steps)
 
     def __enter__(self) -> Self:
         return self

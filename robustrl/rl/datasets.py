@@ -32,7 +32,8 @@ class _Rows(Task):
         prompts = [self._prompt(where, row) for where, row in self.rows()]
         texts = sorted({p.text for p in prompts}, key=lambda text: hashlib.blake2b(text.encode()).digest())
         if len(texts) < 2:
-            raise ConfigError("task", name, f"has {counted(len(texts), 'different prompt')}; at least 2 are needed, one to train on and one held out")
+            found = counted(len(texts), "different prompt")
+            raise ConfigError("task", name, f"has {found}; at least 2 are needed, one to train on and one held out")
         held_out = set(texts[:min(max(1, round(fraction * len(texts))), len(texts) - 1)])
         self._splits = {"train": [p for p in prompts if p.text not in held_out], "held_out": [p for p in prompts if p.text in held_out]}
         self._order: tuple[int, list[int]] = (-1, [])

@@ -1,6 +1,6 @@
 """The Ray clusters of this machine, and which of them an address stands for: never one that is private to a RobustRL job.
 
-Ray's own "auto" takes any raylet's cluster, also a job's, whose token nobody else has: its driver then waits for an answer for many minutes.
+Ray's own "auto" takes any raylet's cluster, also a job's, whose token nobody else has: its driver then waits for many minutes.
 A private cluster is known by the mark in its raylets' environment or, where that cannot be read, by the name of their temporary folder.
 Imports no Ray.
 """
@@ -65,7 +65,7 @@ def choose(address: str, clusters: Mapping[str, str], environment: Mapping[str, 
     if not private:
         return AUTO
     if not others:
-        raise ConfigError(field, AUTO, f"no Ray cluster was found here but the private one of another RobustRL job ({private}); {ADDRESSES}")
+        raise ConfigError(field, AUTO, f"no Ray cluster is here but the private one of another RobustRL job ({private}); {ADDRESSES}")
     if len(others) > 1:
         raise ConfigError(field, AUTO, f"one of {', '.join(others)} has to be named; {ADDRESSES}")
     return others[0]

@@ -129,6 +129,16 @@ def test_a_failed_job_raises_with_the_reason_from_every_wait(start):
     assert "Segmentation fault" in job._repr_mimebundle_()["text/html"]
 
 
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"profile": "class"}, "starting 1 Ray node"),
+    ({"model": "a/b"}, "starting 4 Ray nodes, looking for the model 'a/b'"),
+    ({"address": "h:1", "model": "a/b"}, "joining the Ray cluster at 'h:1', looking for the model 'a/b'"),
+])  # fmt: skip
+def test_what_a_start_waits_for_is_told_from_the_first_moment_on(start, monkeypatch, settings, said):
+    monkeypatch.setattr(robustrl.Job, "_follow", lambda self: None)
+    assert f"starting, step 0/3, 0 roles ({said}), " in repr(start(**settings))
+
+
 def test_the_display_has_name_and_steps_before_the_host_has_said_anything(start, monkeypatch):
     monkeypatch.setattr(robustrl.Job, "_follow", lambda self: None)
     text = start(name="early")._repr_mimebundle_()["text/html"]

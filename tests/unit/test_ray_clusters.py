@@ -37,7 +37,7 @@ def test_an_address_stands_for_a_cluster_that_is_nobodys_own(address, clusters, 
 
 
 @pytest.mark.parametrize(("address", "clusters", "variable", "said"), [
-    ("auto", PRIVATE, "", "address = 'auto': no Ray cluster was found here but the private one of another RobustRL job "
+    ("auto", PRIVATE, "", "address = 'auto': no Ray cluster is here but the private one of another RobustRL job "
                           "(run other-0a1b2c at 127.0.0.1:7)"),
     ("auto", PRIVATE | {"h:2": "", "h:1": ""}, "", "address = 'auto': one of h:1, h:2 has to be named"),
     ("auto", PRIVATE, "127.0.0.1:7", "RAY_ADDRESS = '127.0.0.1:7': is the private cluster of another RobustRL job, run other-0a1b2c"),
@@ -114,7 +114,7 @@ def test_a_cluster_that_never_answers_ends_the_start_within_its_deadline(joining
     slow = {late: lambda: list(str(enough.wait(60)))}
     begin = time.monotonic()
     try:
-        with pytest.raises(WaitTimeout, match=r"^address = 'h:1': no Ray cluster could be joined there within deadlines.cluster_start = 0.1 s"):
+        with pytest.raises(WaitTimeout, match="^address = 'h:1': no Ray cluster could be joined there within deadlines.cluster_start"):
             joining("h:1", **{"connect": lambda: None, **slow}, deadline=0.1)
         assert time.monotonic() - begin < 10
     finally:
