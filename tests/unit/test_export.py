@@ -83,7 +83,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert cli.main(["export", str(tmp_path), "--perfetto", str(tmp_path / "missing" / "trace.json")]) == 1
     (tmp_path / "trace.json").unlink()
-    assert cli.main(["export", str(tmp_path / "missing"), "--perfetto", str(tmp_path / "trace.json")]) == 1
+    assert cli.main(["export", str(tmp_path / "missing"), "--perfetto", str(tmp_path / "trace.json")]) == 2
     for empty in (b"", b'{"seq":1'):
         log.write_bytes(empty)
         capsys.readouterr()

@@ -111,10 +111,10 @@ def test_an_address_where_nobody_answers_ends_the_start_within_its_deadline(
     cluster._knock("ray://10.255.255.1:10001", 5.0)  # Ray's to say what it is
 
 
-def test_a_node_whose_next_raylet_is_not_up_yet_is_not_reached(tmp_path: Path) -> None:
+def test_a_node_whose_next_raylet_is_not_up_yet_is_not_reached() -> None:
     """Its next host has an address already. An error of the search, in a thread, would never come out of it."""
     network: Any = SimpleNamespace(answers=lambda *_: True)
-    here = cluster.LocalCluster(tmp_path, "r", [NodeSpec("node-0"), NodeSpec("node-1")], 1 << 20, "10.0.0.1", network)
+    here = cluster.LocalCluster(Path("/t"), "r", [NodeSpec("node-0"), NodeSpec("node-1")], 1 << 20, "10.0.0.1", network)
     here._raylets = [SimpleNamespace(node_ip_address="10.0.0.2", node_manager_port=7)]
     here._ips = {"node-1": "10.0.0.2"}
     assert here.unreachable("node-1", 1.0) == ""

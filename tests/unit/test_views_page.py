@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,15 @@ from robustrl_widgets.scene import Scene
 
 from robustrl.core import events as ev
 
-_NODE = shutil.which("node")
+
+def _node() -> str | None:
+    """Node of this machine, or the one that Playwright brings."""
+    if (found := shutil.which("node")) or (spec := find_spec("playwright")) is None or spec.origin is None:
+        return found
+    return shutil.which("node", path=str(Path(spec.origin).parent / "driver"))
+
+
+_NODE = _node()
 pytestmark = pytest.mark.skipif(_NODE is None, reason="needs node, to run the pages' code")
 
 
