@@ -7,8 +7,10 @@ its own, so no call queues behind it. The host creates the actor, asks `identity
 from __future__ import annotations
 
 import asyncio
+import getpass
 import logging
 import os
+import re
 import sys
 import tempfile
 import time
@@ -179,7 +181,7 @@ class Role:
         self.spec, self.config, self.deadlines = spec, spec.config, spec.config.deadlines
         self.role = RoleId.parse(spec.role)
         _redirect_output(spec.log_path)
-        tempfile.tempdir = os.environ["TMPDIR"] = spec.temp_dir  # what libraries leave there goes with the run: vLLM never removes its own
+        _keep_temporary_files_in(spec.temp_dir)
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
         self.log = logging.getLogger(spec.role)
         Path(spec.page_path).parent.mkdir(parents=True, exist_ok=True)
@@ -330,6 +332,13 @@ def _as_raised(error: Any, where: str) -> BaseException:
         logging.getLogger("peer").warning("%s raised:\n%s", where, plain(str(error)))
         cause.add_note(f"raised by {where}")
     return cause
+
+
+def _keep_temporary_files_in(folder: str) -> None:
+    """What libraries leave there goes with the run: vLLM never removes its own. Inductor's cache stays where the next run finds it."""
+    name = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())  # as torch names it
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"torchinductor_{name}"))
+    tempfile.tempdir = os.environ["TMPDIR"] = folder
 
 
 def _redirect_output(path: str) -> None:
