@@ -25,6 +25,7 @@ ECHO = 0.5
 _GREW = 0.3
 """Seconds: an age above it in the last sample goes on growing."""
 _PAST = 1e-4
+_ROUNDED = 2e-4
 """Seconds after a limit at which the sample that shows it is taken: ages are kept to so many digits."""
 _ANSWERS = 0.05
 """Seconds in which a loop that turns answers."""
@@ -149,16 +150,20 @@ class _Drive:
     def _tick(self, t: float) -> ev.Entry:
         return ev.Entry(0, t, SUPERVISOR, self.recording.supervisor(t), 0, t, _TICK)
 
-    def _pass_marks(self, earlier: float, entry: ev.Entry) -> None:
-        """Samples between this one and the one before it, where a limit of the detector's was passed."""
+    def _pass_marks(self, earlier: float, entry: ev.Entry, shorter: float) -> None:
+        """Samples between this one and the one before it, where a limit of the detector's was passed.
+
+        One whose way was ``shorter`` than that of the one before shows ages that seem to have passed a limit before that one came, and that
+        one, which knew better, did not: then it was right after it.
+        """
         sample = entry.event
         assert self.ours is not None and isinstance(sample, ev.RoleSample)
         ages = AGES if at_work(sample) else AGES[3:]
         for mark in self.ours.marks_of(sample.role):
             for name in ages:
-                back = getattr(sample, name) - mark - _PAST
-                if 0 < back < entry.t - max(earlier, self.now):
-                    found = aged(entry, -back)
+                back, span = getattr(sample, name) - mark - _PAST, entry.t - max(earlier, self.now)
+                if 0 < back < span + shorter + _ROUNDED:
+                    found = aged(entry, -min(back, span - _PAST))
                     self._push(found.t, found)
 
     # -- where the live job stepped in ---

@@ -38,6 +38,8 @@ _FACTS = ("exited", "exception", "node_lost")
 _STEPPED_IN = ("failed", "restarting")
 _STEPS = (ev.ProcessExited, ev.ErrorRaised, ev.RestartDecided, ev.RoleStateChanged)
 ENDED = ("stopped", "retired", *_STEPPED_IN)
+_SAME_SPELL = 0.05
+"""Seconds by which an age may have grown more than the time."""
 STALE = 1.5 * KEEP_ALIVE
 """Seconds between two samples from which on the node agent itself did not look."""
 _TURNS = 0.5
@@ -80,8 +82,9 @@ class Recording:
     """When a life ended by itself, or was said to have ended."""
     called: frozenset[Life]
     """Those that the live job called failed: without that nobody would have replaced them."""
-    between: list[tuple[float, ev.Entry]] = field(default_factory=list)
-    """(time of the sample before, sample) where a limit may have been passed between the two, in the order of the former."""
+    between: list[tuple[float, ev.Entry, float]] = field(default_factory=list)
+    """(time of the sample before, sample, seconds by which ages grew more than the time between the two: its way was shorter) where a limit
+    may have been passed between them, in the order of the first."""
     others: list[int] = field(default_factory=list)
     """Places of the entries that are no samples."""
     whole: Recording | None = None
@@ -261,15 +264,21 @@ def aged(entry: ev.Entry, seconds: float, growing: Sequence[str] = AGES) -> ev.E
     return msgspec.structs.replace(entry, t=entry.t + seconds, at=entry.at + seconds, event=event)
 
 
-def _between(entries: Sequence[ev.Entry], before: Sequence[float]) -> list[tuple[float, ev.Entry]]:
+def _between(entries: Sequence[ev.Entry], before: Sequence[float]) -> list[tuple[float, ev.Entry, float]]:
     found = []
+    last: dict[Life, ev.Entry] = {}
     for entry, earlier in zip(entries, before, strict=True):
         sample = entry.event
-        if not isinstance(sample, ev.RoleSample) or entry.t - earlier > STALE:
+        if not isinstance(sample, ev.RoleSample):
+            continue
+        old = last.get(life := (sample.role, sample.incarnation), entry)
+        last[life] = entry
+        if entry.t - earlier > STALE:
             continue
         oldest = max(sample.loop_age, max(sample.phase_age, sample.active_age, sample.progress_age) if at_work(sample) else 0.0)
         if oldest >= LEAST:
-            found.append((earlier, entry))
+            grown = [getattr(sample, name) - getattr(old.event, name) - (entry.t - old.t) for name in AGES]
+            found.append((earlier, entry, max([0.0, *(more for more in grown if more < _SAME_SPELL)])))
     found.sort(key=lambda item: item[0])
     return found
 

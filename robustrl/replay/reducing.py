@@ -111,7 +111,7 @@ class _Reduction:
                     kept_as[id(self.entries[i])] = entry
                 entries.append(entry)
                 before.append(old.before[i])
-        between = [(earlier, kept_as[id(entry)]) for earlier, entry in old.between if id(entry) in kept_as]
+        between = [(earlier, kept_as[id(entry)], less) for earlier, entry, less in old.between if id(entry) in kept_as]
         return dataclasses.replace(old, entries=entries, before=before, between=between, others=[], whole=old, renamed=renamed)
 
     # -- ages that may pass a limit ---

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from detection_log import Log
 from detection_world import Fault, Shape, World
 
 import robustrl
@@ -191,3 +192,16 @@ def test_what_the_supervisor_said_and_asked_that_day_is_not_heard_again() -> Non
     assert len(bare) < len(run.entries)
     again = Run.of([msgspec.structs.replace(entry, seq=i) for i, entry in enumerate(bare, 1)])
     assert replay(again, scaled(1.7)).verdicts == replay(run, scaled(1.7)).verdicts
+
+
+@pytest.mark.parametrize("grown", [1.0, 1.004])
+def test_a_limit_that_was_passed_right_after_a_sample_is_seen_then(grown: float) -> None:
+    """A sample's way is a few milliseconds longer or shorter than that of the one before. By the later one the limit seemed passed before
+    the earlier one came, which had not shown it: it was seen with the later one, a whole second late.
+    """
+    log = Log("rollout-0", thresholds=PATIENT)
+    log.sample(10.0, "rollout-0", "decode")
+    for second, age in ((11.0, 1.0), (12.0, 1.999), (13.0, 1.999 + grown)):
+        log.sample(second, "rollout-0", "decode", progress_age=age, loop_age=age)
+    said = replay(Run.of(log.entries), LAB.updated({"rollout.no_tokens": 2.001, "rollout.heartbeat": 1.0})).verdicts
+    assert [(v.kind, v.rule, v.seen) for v in said][:1] == [("suspect", "no_tokens", pytest.approx(12.0, abs=0.01))]
