@@ -65,7 +65,8 @@ _STOPPED = (
     single("freeze/rollout-without-work", Fault("freeze", "rollout-0", SOON, phase="waiting_request"),
            Must("rollout-0", "suspect", LOOP[:1]), Must("rollout-0", within=LOOP), shape={"staleness": 0, "batch": 8}),
     single("freeze/rollout-in-a-tool", Fault("freeze", "rollout-0", (4.0, 12.0), phase="waiting_tool"),
-           Must("rollout-0", within=LOOP), seconds=60.0, shape={"tools": 1.0, "tool_seconds": 2.0, "batch": 8}),
+           Must("rollout-0", within=LOOP), seconds=60.0,
+           shape={"tools": 1.0, "tool_seconds": 6.0, "batch": 8, "staleness": 0}),
     *(single(f"freeze/{role}", Fault("freeze", role, SOON), Must(role, within=("management.silent",)), seconds=28.0)
       for role in ("task_runner", "rollout_manager", "request_manager", "agent_worker-0")),
     single("freeze/state_keeper", Fault("freeze", "state_keeper-0", SOON), Must("state_keeper-0", within=("keeper.silent",)), seconds=28.0),
