@@ -15,7 +15,15 @@ from typing import NamedTuple
 import msgspec
 
 from robustrl.config import JobConfig
-from robustrl.core import audit_counts, audit_faults, audit_results, audit_roles, audit_trajectories, audit_weights
+from robustrl.core import (
+    audit_counts,
+    audit_faults,
+    audit_ranges,
+    audit_results,
+    audit_roles,
+    audit_trajectories,
+    audit_weights,
+)
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log, Rule, some
 
@@ -187,6 +195,8 @@ RULES: dict[str, Rule] = {
     "emitters": _emitters,
     "faults": audit_faults.faults,
     "verdicts": audit_faults.verdicts,
+    "ranges": audit_ranges.ranges,
+    "durations": audit_ranges.durations,
 }
 """In the order in which violations are told: what the file is, what it claims, who said it."""
 

@@ -1,7 +1,8 @@
 """The audit's rules on results: what a step and an evaluation say of themselves, against the trajectories and the configuration.
 
 Pure, like all of core/audit.py, which has them in its table. A step's mean reward, accuracy and length are computed anew from what it
-consumed. Leaves out what no other event holds: loss, gradient norm and the like, seconds, and the evaluation's trajectories, of which the
+consumed, and its learning rate from the configuration. Leaves out what no other event holds: loss, gradient norm and the like within what
+they can be (audit_ranges.py), and the evaluation's trajectories, of which the
 log has a few samples only.
 """
 
@@ -14,8 +15,13 @@ from typing import NamedTuple
 
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log
-from robustrl.core.roles import RoleState
+from robustrl.core.roles import Phase, RoleState
 
+_METRICS = {"loss", "importance_weight", "importance_weight_max", "clip_fraction", "kl", "entropy", "grad_norm", "learning_rate",
+            "reward", "accuracy", "length"}  # fmt: skip
+"""What the learner says of every step (rl/learner.py)."""
+_PHASES = {Phase.ADVANTAGE.value, Phase.TRAIN.value, Phase.OPTIMIZER.value}
+"""In which every step is trained; the first step of a life may lack the others."""
 _RIGHT = 1.0
 """Reward from which an answer counts as right."""
 
@@ -37,6 +43,8 @@ def metrics(log: Log) -> Found:
         for _, event in log.all(ev.TrajectoriesFinished)
         for i, reward, tokens, turns in zip(event.ids, event.rewards, event.tokens, event.tool_turns, strict=False)
     }
+    everywhere = {name for _, row in log.all(ev.StepMetrics) for name in row.values}
+    from_disk = {event.step for _, event in log.all(ev.SnapshotRestored) if event.source == "disk"}
     for seq, row in log.all(ev.StepMetrics):
         rows[row.step] += 1
         if row.step < 1 or row.step not in commits:
@@ -44,12 +52,27 @@ def metrics(log: Log) -> Found:
             continue
         if rows[row.step] > len(commits[row.step]):
             yield seq, f"step {row.step} has its metrics twice"
+        yield from ((seq, f"step {row.step} has {text}") for text in _lacks(log, row, everywhere, from_disk))
         found = [_differ(row.values, [rated.get(i) for i in commit.consumed]) for commit in commits[row.step]]
         if all(found):  # made again after a rollback, a step may have consumed others
             yield seq, f"step {row.step} has {found[-1]}"
     for seq, step in log.all(ev.OptimizerStepCommitted):
         if step.step >= 1 and step.step not in rows and not log.may_lack(step.step):
             yield seq, f"step {step.step} has no metrics"
+
+
+def _lacks(log: Log, row: ev.StepMetrics, everywhere: set[str], from_disk: set[int]) -> Iterator[str]:
+    """What a step must hold, as the learner makes it and the other steps have it; its learning rate follows from its number."""
+    config = log.config.grpo
+    wanted = _METRICS | everywhere | ({"kl_reference"} if config.kl_coefficient > 0 else set())
+    if lacking := sorted(wanted - row.values.keys()):
+        yield f"no {', '.join(lacking)}"
+    # one that was taken from a checkpoint has the seconds of the life that took it
+    if row.step not in from_disk and (lacking := sorted(_PHASES - row.phase_seconds.keys())):
+        yield f"no seconds of {', '.join(lacking)}"
+    rate = config.learning_rate * min(1.0, row.step / max(1, config.warmup_steps))
+    if not math.isclose(said := row.values.get("learning_rate", rate), rate, rel_tol=1e-6):
+        yield f"learning_rate {said:g}; configured was {rate:g} for it"
 
 
 def _differ(values: dict[str, float], trajectories: list[_Rated | None]) -> str:
@@ -122,4 +145,6 @@ def _impossible(event: ev.EvaluationDone) -> str:
     shown = sum(reward >= _RIGHT for reward in rewards)
     if not shown <= round(right) <= event.prompts - (len(rewards) - shown):
         return f"of {len(rewards)} samples {shown} are right"
+    if not event.samples:
+        return "it shows no sample"
     return ""

@@ -20,6 +20,7 @@ from .rules import FAILED
 from .thresholds import Thresholds
 
 SUPERVISOR = RoleKind.SUPERVISOR.value
+RULE_UNSEEN = "unseen"
 _BLIND_SPOT = "a loop that turns and decides nothing; a call that blocks it longer than the limit looks the same"
 
 
@@ -77,7 +78,7 @@ class Guard:
         since = max(self._begun, self._seen)
         if not self._watching or self._agents.get(self._node) in self._leaving or now < since + limit:
             return None
-        return self._condemn("unseen", since, limit, now, {"unseen": True, "unheard": True})
+        return self._condemn(RULE_UNSEEN, since, limit, now, {"unseen": True, "unheard": True})
 
     def _judge_sample(self, entry: ev.Entry, sample: ev.RoleSample) -> ev.Verdict | None:
         limit = self._thresholds.management.silent

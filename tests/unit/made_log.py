@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from robustrl.config import JobConfig
+from robustrl.config import GRPOConfig, JobConfig
 from robustrl.core import events as ev
 from robustrl.core.roles import RoleId, RoleState
 from robustrl.core.run_state import RunState
@@ -49,6 +49,23 @@ def digest(version: int) -> str:
     return f"{version:032x}"
 
 
+PHASES = {"waiting_batch": 0.005, "advantage": 0.001, "train": 0.01, "optimizer": 0.001, "snapshot": 0.001, "publish": 0.001}
+"""Seconds of each step."""
+SAMPLES = [{"prompt": "1+1=", "text": text, "reward": float(text == "2")} for text in ("2", "3", "2")]
+"""Of an evaluation."""
+
+
+def metrics(step: int, length: float) -> dict[str, float]:
+    """What the learner says of a step whose answers are all right."""
+    rate = GRPOConfig().learning_rate * min(1.0, step / GRPOConfig().warmup_steps)
+    means = {"reward": 1.0, "accuracy": 1.0, "length": length, "loss": -0.1, "kl": 1e-9, "entropy": 0.5, "clip_fraction": 0.0}
+    return means | {"importance_weight": 1.0, "importance_weight_max": 1.1, "grad_norm": 0.7, "learning_rate": rate}
+
+
+def kind_of(role: str) -> str:
+    return RoleId.parse(role).kind.value
+
+
 def made_log(
     *,
     steps: int = 3,
@@ -62,7 +79,7 @@ def made_log(
 ) -> list[ev.Entry]:
     """``drop``: the first sample of batch 2 cannot be rated. A ``status`` other than done ends the run in the middle of the last step."""
     shape = {"prompts_per_step": prompts, "samples_per_prompt": samples, "rollouts": rollouts, "staleness": staleness}
-    config = JobConfig(steps=steps, thresholds="lab", **shape)
+    config = JobConfig(steps=steps, thresholds="lab", profile="class", agent_workers=1, **shape)
     dice = random.Random(seed)
     log = Writer()
     write = log.write
@@ -79,7 +96,7 @@ def made_log(
     names += [f"rollout-{i}" for i in range(rollouts)]
     write(
         "host",
-        ev.NodeStarted(node="node-0", ray_node_id="abc", ip="127.0.0.1", kinds=sorted({RoleId.parse(name).kind.value for name in names})),
+        ev.NodeStarted(node="node-0", ray_node_id="abc", ip="127.0.0.1", kinds=sorted({"node_agent", *map(kind_of, names)})),
     )
     state = {}
 
@@ -160,6 +177,7 @@ def made_log(
     workers = [f"rollout-{i}" for i in range(rollouts)]
     batches: dict[int, list[tuple[int, list[int], str, int]]] = {}
     progress: Counter[str] = Counter()
+    lengths: dict[int, int] = {}
 
     def dispatch(batch: int, version: int) -> None:
         batches[batch] = []
@@ -208,13 +226,17 @@ def made_log(
                 ),
             )
             kept += ids
+            lengths.update(zip(ids, tokens, strict=True))
         return kept
+
+    def length(ids: list[int]) -> float:
+        return sum(lengths[i] for i in ids) / len(ids)
 
     write("host", ev.RoleStarted(role="node_agent-0", incarnation=1, node="node-0", pid=200, start_ticks=5))
     commit(0, [])
     for rollout in workers:
         pull(rollout, 0)
-    write("task_runner", ev.EvaluationDone(version=0, prompts=10, accuracy=0.3, samples=[]))
+    write("task_runner", ev.EvaluationDone(version=0, prompts=10, accuracy=0.3, samples=SAMPLES))
     dispatched = 0
     for step in range(1, steps + 1):
         while dispatched < min(steps, step + staleness):
@@ -227,7 +249,7 @@ def made_log(
         write("request_manager", ev.TrajectoriesConsumed(step=step, ids=consumed))
         for rollout in workers:
             pull(rollout, step)
-        write("task_runner", ev.StepMetrics(step=step, values={"reward": 1.0}, phase_seconds={"train": 1.0, "waiting_batch": 0.5}))
+        write("task_runner", ev.StepMetrics(step=step, values=metrics(step, length(consumed)), phase_seconds=PHASES))
         if step == 1:
             write("task_runner", ev.Paused(step=1))
             write("task_runner", ev.Resumed(step=1))
@@ -235,7 +257,7 @@ def made_log(
             write("host", ev.ThresholdsChanged(thresholds=changed.to_dict(), changes=thresholds.changes(changed)))
             write("host", ev.RecoverySettings(mode="full", standbys="cold"))
     if status == "done":
-        write("task_runner", ev.EvaluationDone(version=steps, prompts=10, accuracy=0.9, samples=[]))
+        write("task_runner", ev.EvaluationDone(version=steps, prompts=10, accuracy=0.9, samples=SAMPLES))
     write("supervisor", ev.EndDecided(status=status, reason="it was time"))
     for event in RunState.of(log.entries).closing("the run ended"):
         write("host", event)

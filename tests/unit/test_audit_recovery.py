@@ -138,11 +138,12 @@ def rolled_back(to: int = 1, old: int = 2, version: int = 3) -> list[ev.Entry]:
     at = next(i for i, e in enumerate(entries) if isinstance(e.event, ev.EndDecided))
     commit = next(e.event for e in entries if isinstance(e.event, ev.OptimizerStepCommitted) and e.event.step == 2)
     announced = next(e.event for e in entries if isinstance(e.event, ev.VersionAnnounced) and e.event.version == 2)
+    metrics = next(e.event for e in entries if isinstance(e.event, ev.StepMetrics) and e.event.step == 2)
     again = [
         ev.RolledBack(old=old, to=to, reason="the copies of step 2 were bad"),
         replace(commit, version=version, digest="f" * 32),
         replace(announced, version=version, digest="f" * 32),
-        ev.StepMetrics(step=2, values={}, phase_seconds={}),
+        metrics,
     ]
     host = entries[-1]
     told = [replace(host, source=getattr(event, "holder", host.source), event=event) for event in again]
