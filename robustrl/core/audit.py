@@ -93,6 +93,9 @@ def _closing(log: Log) -> Found:
         decided = [(seq, event) for seq, event in log.all(ev.EndDecided) if first < seq <= last]
         if len(decided) > 1:
             yield decided[1][0], "the end was decided twice"
+        ends = [(seq, event) for seq, event in log.all(ev.RunEnded) if first < seq <= last]
+        if decided and ends and ends[0][1].reason != (why := decided[0][1].reason):
+            yield ends[0][0], f"the run ended because {ends[0][1].reason!r:.80}; decided was that it does because {why!r:.80}"
     if log.status not in ("", "done", "stopped", "failed"):
         yield log.end, f"status {log.status!r}: must be done, stopped or failed"
     if log.status == "done" and [event.status for _, event in decided] != ["done"]:

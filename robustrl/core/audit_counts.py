@@ -56,7 +56,7 @@ def samples(log: Log) -> Found:
 
 
 def journalled(log: Log) -> Found:
-    """What the journal has received of a life of a rollout only rises, and is no more than that life has generated."""
+    """What the journal has received of a life of a rollout only rises, and is no more than that life has generated, or was given to it."""
     lives = _lives(log)
     before: dict[tuple[_Life, _Life], int] = {}
     made = {(event.role, event.incarnation): event.progress for _, event in log.all(ev.ProcessExited) if event.progress >= 0}
@@ -74,6 +74,38 @@ def journalled(log: Log) -> Found:
         if not again and now.tokens > (most := made.get(life, now.tokens)) + log.config.rollout_concurrency:
             yield entry.seq, f"{now.tokens} {what} were journalled, and it generated {most}"
         before[(entry.source, entry.incarnation), life] = now.tokens
+    if not again:
+        yield from _more_than_given(log)
+
+
+def _more_than_given(log: Log) -> Found:
+    """A rollout has no more tokens journalled, over all its lives, than those trajectories have that were ever sent to it.
+
+    Not asked where a flush may count twice: one whose answer was late is sent again, and so is all of what a tool has answered.
+    """
+    stood = {role for role, ages in _longest(log).items() if ages >= log.config.deadlines.call / 2}
+    if "request_manager" in stood or any(turns > 0 for _, event in log.all(ev.TrajectoriesFinished) for turns in event.tool_turns):
+        return
+    tokens = {i: n for _, event in log.all(ev.TrajectoriesFinished) for i, n in zip(event.ids, event.tokens, strict=False)}
+    given: dict[str, set[int]] = defaultdict(set)
+    for _, started in log.all(ev.TrajectoriesStarted):
+        given[started.rollout].update(started.ids)
+    for _, moved in log.all(ev.TrajectoriesMoved):
+        given[moved.target].update(moved.ids)
+    newest = {(event.role, event.incarnation): (seq, event.tokens) for seq, event in log.all(ev.TokensJournalled)}
+    for role in sorted({role for role, _ in newest} - stood):
+        of_role = [told for (name, _), told in newest.items() if name == role]
+        had, most = sum(count for _, count in of_role), sum(tokens.get(i, log.config.max_model_len) for i in given[role])
+        if had > most:
+            yield max(seq for seq, _ in of_role), f"{had} tokens of {role} were journalled, and what was sent to it has {most}"
+
+
+def _longest(log: Log) -> dict[str, float]:
+    """Role -> the longest time in which its loop did not come round, as its samples show."""
+    longest: dict[str, float] = defaultdict(float)
+    for _, sample in log.all(ev.RoleSample):
+        longest[sample.role] = max(longest[sample.role], sample.loop_age, sample.lag)
+    return longest
 
 
 def copies(log: Log) -> Found:
@@ -118,8 +150,16 @@ def settings(log: Log) -> Found:
     """Thresholds and recovery settings are the host's to tell, are possible, begin as configured, and each change is the one it names."""
     thresholds: dict[str, Any] | None = None
     recovery: ev.RecoverySettings | None = None
+    told: set[str] = set()
+    named = {"thresholds", "recovery"} & {name for _, event in log.all(ev.RunStarted)[:1] for name in event.config}
+    """What the configuration speaks of: earlier versions had neither."""
     for entry in log.entries:
         event = entry.event
+        if isinstance(event, ev.NodeStarted) and (lacking := named - told):
+            yield entry.seq, f"a node started, and nothing said with what settings of {' and '.join(sorted(lacking))} the run began"
+            named = set()
+        told |= {"thresholds"} if isinstance(event, ev.ThresholdsChanged) else set()
+        told |= {"recovery"} if isinstance(event, ev.RecoverySettings) else set()
         if isinstance(event, ev.ThresholdsChanged | ev.RecoverySettings) and entry.source != ev.HOST:
             yield entry.seq, f"{entry.source} told of settings, which are the host's to tell"
         match event:
@@ -128,6 +168,7 @@ def settings(log: Log) -> Found:
                 now = _flat(event.thresholds)
                 if thresholds is None:
                     changed: dict[str, list[Any]] = {}
+                    yield from ((entry.seq, text) for text in _not_configured(log, now))
                 else:
                     paths = sorted(thresholds.keys() | now.keys())
                     changed = {path: [thresholds.get(path), now.get(path)] for path in paths if thresholds.get(path) != now.get(path)}
@@ -144,6 +185,14 @@ def settings(log: Log) -> Found:
                 if event == recovery:
                     yield entry.seq, "recovery settings were changed to what they were"
                 recovery = event
+
+
+def _not_configured(log: Log, now: dict[str, Any]) -> list[str]:
+    """What differs from the configured set, where the names are today's: other names are another version's of this program."""
+    asked = _flat(Thresholds.named(log.config.thresholds).to_dict())
+    if log.broken_config or now.keys() != asked.keys():
+        return []
+    return [f"{path} began as {now[path]}; {log.config.thresholds!r} has {asked[path]}" for path in now if now[path] != asked[path]]
 
 
 def _impossible(thresholds: dict[str, Any]) -> list[str]:

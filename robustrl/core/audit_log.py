@@ -44,6 +44,17 @@ class Log:
         return JobConfig()
 
     @cached_property
+    def broken_config(self) -> bool:
+        """Of one that is not valid the defaults stand for it, and nothing follows from them."""
+        for _, event in self.all(ev.RunStarted):
+            try:
+                msgspec.convert(event.config, JobConfig)
+            except msgspec.ValidationError:
+                return True
+            break
+        return False
+
+    @cached_property
     def status(self) -> str:
         ended = self.all(ev.RunEnded)
         return ended[-1][1].status if ended else ""

@@ -13,7 +13,10 @@ _Life = tuple[str, int]
 
 
 def announced(log: Log) -> Found:
-    """Version numbers only rise; a number comes again only from a later life of its holder; each is announced after its step's commit."""
+    """Version numbers only rise; a number comes again only from a later life of its holder; each is announced after its step's commit, and
+    as many bytes are in as many chunks.
+    """
+    chunks: dict[int, int] = {}
     committed: set[int] = set()
     newest = -1
     lives: dict[str, int] = {}
@@ -29,6 +32,9 @@ def announced(log: Log) -> Found:
                 newest = max(newest, event.version)
                 if event.version not in committed:
                     yield entry.seq, f"version {event.version} was announced before its optimizer step was committed"
+                if event.chunks != (known := chunks.setdefault(event.bytes, event.chunks)):
+                    what = f"version {event.version} has {event.bytes} bytes in {event.chunks} chunks"
+                    yield entry.seq, f"{what}; before they were in {known}"
     announced = {event.version for _, event in log.all(ev.VersionAnnounced)}
     for seq, step in log.all(ev.OptimizerStepCommitted):
         if step.version not in announced and not log.may_lack(step.step):
