@@ -16,8 +16,10 @@ import msgspec
 
 from robustrl.config import JobConfig
 from robustrl.core import (
+    audit_asked,
     audit_counts,
     audit_faults,
+    audit_lives,
     audit_ranges,
     audit_results,
     audit_roles,
@@ -198,6 +200,10 @@ RULES: dict[str, Rule] = {
     "emitters": _emitters,
     "faults": audit_faults.faults,
     "verdicts": audit_faults.verdicts,
+    "processes": audit_lives.processes,
+    "succession": audit_lives.succession,
+    "asked": audit_asked.asked,
+    "expected": audit_asked.expected,
     "ranges": audit_ranges.ranges,
     "durations": audit_ranges.durations,
 }

@@ -52,7 +52,7 @@ _PROOF: dict[str, Callable[[dict[str, Any]], bool]] = {
 """Kind -> what its proof must show; any other must name the thread in which it was done."""
 _ENDS = ("kill", "node_loss", "exception", "memory_exhaustion", "clean_exit")
 """Kinds after which the process is no more."""
-_OF_NODE = ("node_loss", "partition", "delay")
+OF_NODE = ("node_loss", "partition", "delay")
 """Kinds that hit every role of a node; the phase is the target's."""
 
 
@@ -95,7 +95,7 @@ def _hits(log: Log, planned: dict[int, ev.FaultPlanned]) -> Found:
             yield seq, f"{what} has no proof: {hit.proof}"
         if pids.get((hit.role, hit.incarnation)) != hit.pid:
             yield seq, f"{what} hit pid {hit.pid}, which is not that life's"
-        if (phase := order.options.get("phase")) and hit.phase != phase and order.kind not in _OF_NODE:
+        if (phase := order.options.get("phase")) and hit.phase != phase and order.kind not in OF_NODE:
             yield seq, f"{what} was meant for the phase {phase} and struck in {hit.phase}"
         shown = (hit.role, hit.incarnation) in gone or hit.node in lost
         cut_off = bool(log.status) and times[log.entries[-1].seq] - times[seq] <= _CUT_OFF
