@@ -230,7 +230,7 @@ def made_log(
         return kept
 
     def length(ids: list[int]) -> float:
-        return sum(lengths[i] for i in ids) / len(ids)
+        return sum(lengths[i] for i in ids) / max(1, len(ids))
 
     write("host", ev.RoleStarted(role="node_agent-0", incarnation=1, node="node-0", pid=200, start_ticks=5))
     commit(0, [])
