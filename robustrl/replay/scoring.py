@@ -91,13 +91,14 @@ class Case:
         self.truths, self.costs = Truths(run), run.costs
         self._harmless = _harmless(self.truths, run.recording)
 
-    def judge(self, thresholds: Thresholds) -> tuple[Said, list[Outcome]]:
-        """What is said of the run, and what it was worth."""
-        said = drive(self.recording, Detector(thresholds), self.costs.restart, self.truths.excused)
-        return said, match(self.truths, self.recording, said, self.costs.restart)
+    def judge(self, thresholds: Thresholds, recording: Recording | None = None) -> tuple[Said, list[Outcome]]:
+        """What is said of the run, and what it was worth. ``recording``: the run's, reduced for these very thresholds."""
+        recording = recording or self.recording
+        said = drive(recording, Detector(thresholds), self.costs.restart, self.truths.excused)
+        return said, match(self.truths, recording, said, self.costs.restart)
 
-    def score(self, thresholds: Thresholds) -> Score:
-        return self.worth(thresholds, self.judge(thresholds)[1])
+    def score(self, thresholds: Thresholds, recording: Recording | None = None) -> Score:
+        return self.worth(thresholds, self.judge(thresholds, recording)[1])
 
     def worth(self, thresholds: Thresholds, outcomes: Sequence[Outcome]) -> Score:
         reach, reach_of = self._reach(thresholds)

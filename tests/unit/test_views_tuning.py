@@ -71,13 +71,13 @@ def test_what_does_not_change_is_made_ready_once_and_what_grows_by_an_instructor
 def test_a_server_computes_one_thing_at_a_time_whoever_asks(tuners, monkeypatch) -> None:
     at_work, most, judge = 0, 0, Case.judge
 
-    def counted(case: Case, thresholds: Any) -> Any:
+    def counted(case: Case, thresholds: Any, recording: Any) -> Any:
         nonlocal at_work, most
         at_work += 1
         most = max(most, at_work)
         time.sleep(0.002)  # others get on
         try:
-            return judge(case, thresholds)
+            return judge(case, thresholds, recording)
         finally:
             at_work -= 1
 

@@ -14,7 +14,8 @@ from typing import Any
 from robustrl.core.roles import RoleId, RoleKind
 from robustrl.core.thresholds import LEAST, SECTION, Relative, Thresholds
 from robustrl.replay.outcomes import Outcome
-from robustrl.replay.reducing import floors, reduced
+from robustrl.replay.recording import Recording
+from robustrl.replay.reducing import floors, reduced, rounded
 from robustrl.replay.run import Run
 from robustrl.replay.scoring import Case, Score, pareto, total
 
@@ -49,25 +50,27 @@ class Slider:
 
 
 class Material:
-    """Runs made ready to be judged many times, for all that the sliders of ``base`` can reach."""
+    """Runs made ready to be judged many times."""
 
     def __init__(self, runs: Sequence[Run], base: Thresholds) -> None:
         self.runs, self.base = list(runs), base
         self.sliders = [Slider.of(path, base) for path in SLIDERS]
-        lowest = floors([base])
-        low = {slider.path: slider.low for slider in self.sliders}
-        least = type(lowest)(tuple((path, min(value, low.get(path, value))) for path, value in lowest.values), lowest.histories)
-        self.cases = [Case(run, reduced(run.recording, least)) for run in self.runs]
+        self.cases = [Case(run, run.recording) for run in self.runs]
 
     def trial(self, changes: dict[str, float]) -> Trial:
-        """Raises ConfigError for a setting that contradicts itself or lies below what the sliders reach."""
+        """Raises ConfigError for a setting that contradicts itself."""
         thresholds = self.base.updated(changes)
-        judged = [case.judge(thresholds)[1] for case in self.cases]
+        judged = [case.judge(thresholds, recording)[1] for case, recording in zip(self.cases, self._for(thresholds), strict=True)]
         scores = [case.worth(thresholds, outcomes) for case, outcomes in zip(self.cases, judged, strict=True)]
         return Trial(changes, thresholds, judged, total(scores))
 
     def score(self, thresholds: Thresholds) -> Score:
-        return total([case.score(thresholds) for case in self.cases])
+        return total([case.score(thresholds, recording) for case, recording in zip(self.cases, self._for(thresholds), strict=True)])
+
+    def _for(self, thresholds: Thresholds) -> list[Recording]:
+        """The recordings without what cannot matter to this setting: a third of the time, and a slider's next step shares them."""
+        low = rounded(floors([thresholds]))
+        return [reduced(run.recording, low) for run in self.runs]
 
 
 @dataclass(frozen=True)
