@@ -2,8 +2,9 @@
 
 The recording holds stops (SIGSTOP) of the trainer in its train phase and of a rollout while it decodes. Of it each setting's verdict is
 predicted; then the setting is put in force, the same role stopped in the same phase, and the live verdict awaited. Compared is the time
-from the last sign of life that the rules count from to the verdict. The noise is measured meanwhile by a thread of this process that does
-nothing but sleep for 10 ms at a time: its latest waking is what this machine adds to any process that is due.
+from the last sign of life that the rules count from to the verdict. The noise of a trial is what this machine adds: the latest waking of
+a thread of this process that does nothing but sleep for 10 ms at a time, and the longest way of a sample, and of a heartbeat, from its
+process into the log.
 """
 
 from __future__ import annotations
@@ -138,4 +139,6 @@ def _live(job: Job, role: str, changes: dict[str, float], noise: Noise) -> dict[
     job.wait(step=job.step + 2, timeout=_PATIENCE)  # two failures in one step would restart everything
     began = _last_sign(said, verdict)
     lived, due = verdict.seen - began, verdict.due - began
-    return {"role": role, "rule": verdict.rule, "lived_s": lived, "due_s": due, "noise_s": late}
+    ways = {kind: max((entry.t - entry.at for entry in job.events if began <= entry.t <= verdict.seen and isinstance(entry.event, kind)
+                       and entry.event.role == role), default=0.0) for kind in (ev.RoleSample, ev.HeartbeatSent)}  # fmt: skip
+    return {"role": role, "rule": verdict.rule, "lived_s": lived, "due_s": due, "noise_s": late + sum(ways.values())}
