@@ -60,6 +60,9 @@ def raylet() -> Iterator[Any]:
         environment = {key: value for key, value in os.environ.items() if key != MARK} | ({MARK: run} if run else {})
         command = [name, "-c", "read end", "sh", *arguments, f"--gcs-address={address}"]
         started.append(subprocess.Popen(command, executable="/bin/sh", env=environment, stdin=subprocess.PIPE))
+        deadline = time.monotonic() + 10.0
+        while not Path(f"/proc/{started[-1].pid}/environ").read_bytes() and time.monotonic() < deadline:
+            time.sleep(0.001)  # the kernel shows a new program's arguments a moment after its exec has returned
 
     yield start
     for process in started:
