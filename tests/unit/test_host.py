@@ -62,7 +62,8 @@ def test_a_full_disk_ends_the_job_with_a_closing_record_that_says_so(tmp_path: P
         host.end = asyncio.get_running_loop().create_future()
         host._keep_room()
         config = msgspec.to_builtins(host.config)
-        host.record(ev.RunStarted(schema=ev.SCHEMA, run="r", name=host.config.name, wall=0.0, host_pid=1, config=config, machine=defaultdict(str)))
+        run = {"run": "r", "name": host.config.name, "config": config, "machine": defaultdict(str)}
+        host.record(ev.RunStarted(schema=ev.SCHEMA, wall=0.0, host_pid=1, **run))
         _FullDisk.full = True
         with pytest.raises(LogError, match="no room"):
             if writer == "host":
