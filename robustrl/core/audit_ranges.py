@@ -20,7 +20,7 @@ from robustrl.core.rules import RULES
 _LEAST: dict[str, float] = {
     **dict.fromkeys(("seconds", "commit_seconds", "probe_gap", "loop_age", "cpu", "phase_age", "active_age", "progress_age"), 0),
     **dict.fromkeys(("lag", "threshold", "limit", "pending", "step", "progress", "bytes", "done", "kept", "tokens", "tool_turns"), 0),
-    **dict.fromkeys(("batch", "group", "old", "to", "dropped_bytes", "lease", "prompts", "version", "start_ticks"), 0),
+    **dict.fromkeys(("batch", "group", "old", "to", "dropped_bytes", "lease", "prompts", "version", "start_ticks", "evaluated"), 0),
     **dict.fromkeys(("chunks", "incarnation", "source_incarnation", "pid", "host_pid", "fault", "number"), 1),
 }
 """The least that a number of this name can be, alone or in a list."""

@@ -25,8 +25,9 @@ ECHO = 0.5
 _GREW = 0.3
 """Seconds: an age above it in the last sample goes on growing."""
 _PAST = 1e-4
-_ROUNDED = 2e-4
 """Seconds after a limit at which the sample that shows it is taken: ages are kept to so many digits."""
+_ROUNDED = 2 * _PAST
+"""Seconds by which the difference of two ages may be off for it."""
 _ANSWERS = 0.05
 """Seconds in which a loop that turns answers."""
 _MOST = 300

@@ -7,10 +7,8 @@ its own, so no call queues behind it. The host creates the actor, asks `identity
 from __future__ import annotations
 
 import asyncio
-import getpass
 import logging
 import os
-import re
 import sys
 import tempfile
 import time
@@ -336,8 +334,7 @@ def _as_raised(error: Any, where: str) -> BaseException:
 
 def _keep_temporary_files_in(folder: str) -> None:
     """What libraries leave there goes with the run: vLLM never removes its own. Inductor's cache stays where the next run finds it."""
-    name = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())  # as torch names it
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"torchinductor_{name}"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
     tempfile.tempdir = os.environ["TMPDIR"] = folder
 
 

@@ -1,14 +1,18 @@
-"""Calls to a peer whose death nobody has noticed yet."""
+"""Calls to a peer whose death nobody has noticed yet, and where a role keeps its temporary files."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from robustrl.errors import ConfigError, PeerDied
+from robustrl.runtime import role as role_module
 from robustrl.runtime.role import LifeEnded, Peer, Role
 
 
@@ -79,3 +83,16 @@ def test_an_error_of_a_peer_arrives_as_it_was_raised_and_without_colours(raised:
         asyncio.run(Peer(Directory(), "trainer-0").call("save_pretrained", deadline=5.0))  # type: ignore[arg-type]
     assert type(caught.value) is type(raised) and str(caught.value) == str(raised)
     assert getattr(caught.value, "__notes__", []) == ([] if isinstance(raised, ConfigError) else ["raised by trainer-0.save_pretrained()"])
+
+
+def test_temporary_files_go_with_the_run_and_the_cache_of_compiled_code_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a user without a name, as in a container, and for the second role of a process."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "everybody"))
+    for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("getpass.getuser", None)
+    for folder in ("one", "two"):
+        role_module._keep_temporary_files_in(str(tmp_path / folder))
+        assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(tmp_path / folder)
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "everybody" / f"torchinductor_{os.getuid()}")
