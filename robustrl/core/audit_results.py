@@ -103,12 +103,13 @@ def evaluations(log: Log) -> Found:
     failed = {event.role for _, event in log.all(ev.RoleStateChanged) if event.new == RoleState.FAILED}
     served = {event.role for _, event in log.all(ev.RoleStateChanged) if event.new == RoleState.HEALTHY} - failed
     prompts: int | None = None
+    times = {entry.seq: entry.t for entry in log.entries}
     for seq, event in log.all(ev.EvaluationDone):
         if event.version in done or not _asked(log, event.version):
             yield seq, f"an evaluation of version {event.version}, which was done before or never asked for"
         done.add(event.version)
         for role in sorted(served & log.ran.keys()):
-            if max(log.ran[role]) < event.version:
+            if max(log.ran[role]) < event.version and not log.may_have_run(role, event.version, times[seq]):
                 yield seq, f"an evaluation of version {event.version}, but {role} only came to version {max(log.ran[role])}"
         if not 1 <= event.prompts <= log.config.evaluation_prompts:
             yield seq, f"an evaluation on {event.prompts} prompts; asked for were {log.config.evaluation_prompts}"

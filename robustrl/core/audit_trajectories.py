@@ -124,11 +124,11 @@ def staleness(log: Log) -> Found:
                 oldest = max(0, event.batch - 1 - log.config.staleness)
                 if not oldest <= log.step_of.get(event.version, event.version) < event.batch:
                     yield entry.seq, f"batch {event.batch} was dispatched by version {event.version}, not {oldest} to {event.batch - 1}"
-                elif event.version not in log.ran.get(event.rollout, ()):
+                elif event.version not in log.ran.get(event.rollout, ()) and not log.may_have_run(event.rollout, event.version, entry.t):
                     yield entry.seq, f"dispatched to {event.rollout} by version {event.version}, which it never committed"
                 origin.update({i: ([event.rollout], event.version) for i in event.ids})
             case ev.TrajectoriesMoved() as event:
-                if event.version not in log.ran.get(event.target, ()):
+                if event.version not in log.ran.get(event.target, ()) and not log.may_have_run(event.target, event.version, entry.t):
                     yield entry.seq, f"moved to {event.target} at version {event.version}, which it never committed"
                 for i in event.ids:
                     if i not in origin or origin[i][0][-1] != event.source:
@@ -141,5 +141,12 @@ def staleness(log: Log) -> Found:
                     rollouts, stamped = origin.get(i, ([], 0))
                     if not all(stamped <= version and log.step_of.get(version, version) < event.batch for version in versions):
                         yield entry.seq, f"trajectory {i} of batch {event.batch}, dispatched by version {stamped}, has tokens of {versions}"
-                    elif rollouts and (foreign := sorted({*versions}.difference(*(log.ran.get(rollout, ()) for rollout in rollouts)))):
+                    elif rollouts and (foreign := sorted(_foreign(log, versions, rollouts, entry.t))):
                         yield entry.seq, f"trajectory {i} has tokens of versions {foreign}, on which {' and '.join(rollouts)} never ran"
+
+
+def _foreign(log: Log, versions: list[int], rollouts: list[str], seen: float) -> Iterator[int]:
+    """Versions on which none of these rollouts can have run."""
+    for version in {*versions}.difference(*(log.ran.get(rollout, ()) for rollout in rollouts)):
+        if not any(log.may_have_run(rollout, version, seen) for rollout in rollouts):
+            yield version

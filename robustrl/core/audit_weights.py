@@ -81,9 +81,8 @@ def pulls(log: Log) -> Found:
                     yield entry.seq, f"{target} committed version {version} with probe gap {event.probe_gap:g} > {limit:g}"
                 runs[target, event.incarnation] = version
                 holders[version].add(target)
-            case ev.RoleSample(role=role, version=version) if version >= 0:
-                # a rollout that dies, or a run that ends, between commit and event is no liar
-                if version not in (ran := log.ran.get(role, {version})) and (version < max(ran) or log.status == "done"):
+            case ev.RoleSample(role=role, incarnation=incarnation, version=version) if version >= 0 and role in log.ran:
+                if version not in log.ran[role] and not log.may_have_run(role, version, entry.t, lives=[incarnation]):
                     yield entry.seq, f"{role} was seen to run on version {version}, which it never committed"
 
 
@@ -188,6 +187,7 @@ def serving(log: Log) -> Found:
             case ev.TrajectoriesStarted(rollout=role, version=version) | ev.TrajectoriesMoved(target=role, version=version):
                 # the word of a dispatch may come after that of the death that it preceded
                 lives = [life.get(role, 0), life.get(role, 0) - 1]
-                if not any(version in hold[role, incarnation] for incarnation in lives):
+                held = any(version in hold[role, incarnation] for incarnation in lives)
+                if not held and not log.may_have_run(role, version, entry.t, lives=lives):
                     given = f"{role} was given work for version {version}"
                     yield entry.seq, f"{given}, which neither incarnation {lives[0]} nor the one before held"

@@ -197,6 +197,66 @@ def test_work_for_a_rollout_whose_life_never_held_the_version() -> None:
     assert "neither incarnation 3 nor the one before held" in findings("serving", story.entries)[0]
 
 
+# -- the last word of a life may not reach the log -
+
+
+def without_last_words(entries: list[ev.Entry], role: str, lost: int) -> list[ev.Entry]:
+    own = [i for i, entry in enumerate(entries) if entry.source == role]
+    return forge([entry for i, entry in enumerate(entries) if i not in own[-lost:]])
+
+
+@pytest.mark.parametrize("lost", range(1, 7))
+@pytest.mark.parametrize("status", ["stopped", "failed"])
+def test_a_run_that_is_cut_short_may_lack_the_last_words_of_a_rollout(status: str, lost: int) -> None:
+    """It committed a version and was given work for it, and the run ended before its word of the first was written."""
+    entries = made_log(steps=4, status=status)
+    assert isinstance([entry for entry in entries if entry.source == "rollout-0"][-1].event, ev.PullCommitted)
+    assert audit(without_last_words(entries, "rollout-0", lost)) == []
+
+
+@pytest.mark.parametrize("lost", range(1, 7))
+def test_one_that_is_done_lacks_none(lost: int) -> None:
+    assert audit(without_last_words(made_log(steps=4), "rollout-0", lost)) != []
+
+
+def a_word_lost(*, announced: float = 109.0, given: float = 109.5, then: tuple[ev.Event, ...] = (), end: float = 110.0) -> list[str]:
+    """rollout-0 told of version 0; it died, and had been given work for version 1. What the audit says of that work."""
+    story = Story()
+    pull = ev.PullCommitted(source="state_keeper-0", target="rollout-0", incarnation=1, version=0, digest="0", bytes=1, seconds=0.1,
+                            commit_seconds=0.1, transport="shm", lag=1, probe_gap=0.0, address="")  # fmt: skip
+    version = ev.VersionAnnounced(version=1, digest="1", bytes=1, chunks=1, holder="state_keeper-0", incarnation=1, address="h:1")
+    work = ev.TrajectoriesStarted(batch=2, group=0, ids=[1], rollout="rollout-0", version=1)
+    sample = ev.RoleSample(role="rollout-0", incarnation=1, phase="decode", progress=1, pending=1, step=0, version=1, loop_age=0.0, cpu=1.0)
+    happenings = [(101.0, pull), (announced, version), (given, work), (given, sample), *((given, event) for event in then)]
+    for t, event in sorted(happenings, key=lambda one: one[0]):
+        story.at(t, event, source="rollout-0" if isinstance(event, ev.PullStarted) else "host")
+    story.exits(end, "rollout-0")
+    story.restart(end, "rollout-0")
+    story.starts(end + 1, "rollout-0")
+    story.ends(end + 2, "done")
+    return [text for rule in ("staleness", "serving", "pulls") for text in findings(rule, story.entries) if "version 1" in text]
+
+
+def test_nor_need_the_log_have_the_last_word_of_a_rollout_that_died() -> None:
+    assert a_word_lost() == []
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"announced": 111.5},
+        {"end": 150.0},
+        {"then": (ev.PullStarted(source="state_keeper-0", source_incarnation=1, target="rollout-0", version=2, bytes=1, transport="shm"),)},
+    ],
+    ids=["a version of after its death", "it lived on", "it told of what came later"],
+)
+def test_but_no_more_than_that(shape: dict) -> None:
+    found = a_word_lost(**shape)
+    assert any("dispatched to rollout-0 by version 1, which it never committed" in text for text in found)
+    assert any("given work for version 1" in text for text in found)
+    assert any("seen to run on version 1" in text for text in found)
+
+
 # -- two ranks: one is replaced, the other one stays -
 
 
