@@ -94,6 +94,18 @@ def test_a_server_computes_one_thing_at_a_time_whoever_asks(tuners, monkeypatch)
     assert most == 1
 
 
+def test_points_wait_for_a_hand_that_moves_a_slider(tuners, monkeypatch) -> None:
+    monkeypatch.setattr("robustrl_widgets.tuner._QUIET", 1e6)
+    tuner, page = _open(tuners, Loads(), Stock(), Right.INSTRUCTOR)
+    assert "value" in page.ask(tuner, "load", source="now")
+    for seconds in (1.0, 1.2, 1.4):
+        assert "value" in page.ask(tuner, "set", **SHARP | {"rollout.no_tokens": seconds})
+    assert len(tuner.points) == 1 and page.picture["todo"] > 0, "only that of the base, although there was time between the moves"
+    monkeypatch.setattr("robustrl_widgets.tuner._QUIET", 0.0)
+    assert "value" in page.ask(tuner, "set", **SHARP)
+    page.until(lambda: page.picture.get("todo") == 0, 60.0)
+
+
 def test_guests_rest_as_long_as_they_computed_and_nobody_waits_for_their_rest() -> None:
     stock, began = Stock(), time.monotonic()
     for _ in range(3):

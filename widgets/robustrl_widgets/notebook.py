@@ -30,7 +30,7 @@ class Live(anywidget.AnyWidget):
 
     full = traitlets.Unicode("{}").tag(sync=True)
     delta = traitlets.Unicode("{}").tag(sync=True)
-    command = traitlets.Unicode("").tag(sync=True)
+    command = traitlets.Unicode("").tag(sync=True, echo_update=False)
     answer = traitlets.Unicode("{}").tag(sync=True)
     right = traitlets.Unicode("READ").tag(sync=True)
     """What the page may offer; what it may do is not the page's to say."""

@@ -35,6 +35,8 @@ _DRAWN = 8 * POINTS
 _SEED = 1
 _POINTS_EVERY = 0.5
 """Seconds between two pictures that only bring points."""
+_QUIET = 0.4
+"""Seconds without a command before a further point is made: a hand that moves a slider pauses for less, and its next move need not wait."""
 log = logging.getLogger(__name__)
 
 Sources = Mapping[str, Callable[[], tuple[Sequence[Run], Thresholds | None]]]
@@ -75,6 +77,8 @@ class Tuner:
         self._wake = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._done = 0.0
+        """When the last command had been carried out."""
         self.judged = threading.Event()
         """What was first ordered has been tried."""
         self.last: tuning.Picture = {}
@@ -145,8 +149,11 @@ class Tuner:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not self._closed and not self._orders and not self._behind():
-                    self._wake.wait()
+                while not self._closed and not self._orders:
+                    pause = self._done + _QUIET - time.monotonic() if self._behind() else None
+                    if pause is not None and pause <= 0:
+                        break
+                    self._wake.wait(pause)
                 if self._closed:
                     return
                 orders = list(self._orders)
@@ -158,7 +165,9 @@ class Tuner:
                 self.judged.set()
                 if not self._closed:
                     self._safely(partial(answer, {"id": command.id, **found}))
-            if not orders and not self._safely(self._further_point) and self._loaded is not None:
+            if orders:
+                self._done = time.monotonic()
+            elif not self._safely(self._further_point) and self._loaded is not None:
                 self._loaded.todo.clear()
                 self._seen = len(self.points)
 
