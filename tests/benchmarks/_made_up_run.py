@@ -27,7 +27,7 @@ class MadeUpRun:
     """Time starts with the first `take`."""
 
     def __init__(self, roles: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.job, self.generation, self.length, self.speed = None, 0, 0.0, 1.0
+        self.job, self.generation, self.length, self.speed, self.lost = None, 0, 0.0, 1.0, ""
         self._clock, self._began, self._seq, self._told, self._step = clock, 0.0, 0, 0, 0
         self._rollouts = [f"rollout-{i}" for i in range(roles - 1)]
         self._tokens = 0
@@ -39,6 +39,8 @@ class MadeUpRun:
 
     def entries(self) -> Sequence[ev.Entry]:
         return []
+
+    all = entries
 
     def take(self) -> Sequence[ev.Entry]:
         found: list[ev.Entry] = []

@@ -14,11 +14,13 @@ from robustrl_widgets.channel import merged
 from robustrl_widgets.commands import MAX_COMMAND, Commander, Right
 from robustrl_widgets.feed import RATE, Feed
 from robustrl_widgets.presets import INCIDENTS, NOT_STAGED, PRESETS
+from robustrl_widgets.scene import VIEWS
 from robustrl_widgets.sources import LiveRun, RecordedRun
 from views_log import FakeJob, failing_log
 
 from robustrl.core import events as ev
 from robustrl.faults import make_schedule
+from tests.benchmarks._made_up_run import MadeUpRun
 
 
 class _Clock:
@@ -254,3 +256,13 @@ def test_pages_fetch_nothing_and_write_no_markup():
         own = text.replace("http://www.w3.org/2000/svg", "")
         assert "http" not in own and "import " not in own and "innerHTML" not in own and "eval(" not in own, view
         assert text.rstrip().endswith("export default { render };"), view
+
+
+def test_the_run_that_the_benchmark_makes_up_is_a_source_like_the_others() -> None:
+    clock = [0.0]
+    feed = Feed(MadeUpRun(8, clock=lambda: clock[0]))
+    feed.still()
+    clock[0] = 3.0
+    scene, now = feed.still()
+    assert now == 3.0 and scene.state.step == 3 and all(scene.picture(view, now) for view in VIEWS)
+    assert list(feed.source.all()) == list(feed.source.entries()) and feed.source.lost == ""
