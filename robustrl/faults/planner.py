@@ -258,8 +258,7 @@ class Planner:
             if view.kind in ("corrupt_weights", "corrupt_snapshot") and not view.outcome:
                 self._damaged[number] = self.state.step
             return None
-        roles = self.state.roles
-        ended = [name for name, life in armed.lives.items() if roles[name].incarnation != life or roles[name].exited]
+        ended = self._ended(armed)
         if not ended:
             return None
         armed.gone = now if armed.gone is None else armed.gone
@@ -268,6 +267,19 @@ class Planner:
         del self._armed[number]
         reason = f"{ended[0]} incarnation {armed.lives[ended[0]]} ended before it struck"
         return ev.FaultEnded(fault=number, outcome="vanished", reason=reason)
+
+    def _ended(self, armed: _Armed) -> list[str]:
+        """Those of its target and of who carries the order whose life is over."""
+        roles = self.state.roles
+        return [name for name, life in armed.lives.items() if roles[name].incarnation != life or roles[name].exited]
+
+    def unreported(self) -> list[int]:
+        """Faults whose target has ended while who was to strike it lives on: its proof is on its way, should that have been the fault."""
+        views = self.book.faults
+        return [
+            number for number, armed in self._armed.items()
+            if number in views and not views[number].hits and not views[number].outcome and self._ended(armed) == [armed.role]
+        ]  # fmt: skip
 
     def _carrier(self, fault: Fault, role: str) -> str:
         """The role that waits with the order until it can be done."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -95,36 +96,40 @@ class Recording:
     """Node agent -> the source that its samples have here, where that is another."""
 
     @cached_property
-    def samples(self) -> dict[Life, list[int]]:
-        """Places of each life's samples."""
-        found: dict[Life, list[int]] = {}
+    def _places(self) -> tuple[dict[Life, list[int]], dict[Life, list[int]]]:
+        """Of all samples, by whom they are about and by who took them; in one go, for there are many."""
+        about, by = defaultdict[Life, list[int]](list), defaultdict[Life, list[int]](list)
         for i, entry in enumerate(self.entries):
-            if isinstance(entry.event, ev.RoleSample):
-                found.setdefault((entry.event.role, entry.event.incarnation), []).append(i)
-        return {life: places for life, places in found.items() if life in self.started}
+            event = entry.event
+            if isinstance(event, ev.RoleSample):
+                about[event.role, event.incarnation].append(i)
+                by[entry.source, entry.incarnation].append(i)
+        return dict(about), dict(by)
 
     @cached_property
+    def samples(self) -> dict[Life, list[int]]:
+        """Places of each life's samples."""
+        return {life: places for life, places in self._places[0].items() if life in self.started}
+
+    @property
     def heard(self) -> dict[Life, list[int]]:
         """Places of each node agent's words about roles."""
-        found: dict[Life, list[int]] = {}
-        for i, entry in enumerate(self.entries):
-            if isinstance(entry.event, ev.RoleSample):
-                found.setdefault((entry.source, entry.incarnation), []).append(i)
-        return found
+        return self._places[1]
 
     @cached_property
     def peaks(self) -> dict[Life, tuple[list[float], list[float], list[float]]]:
         """Of each sample the ages that a failure can depend on: idle at work, at work without progress, loop not turning. 0: none."""
-        found = {}
+        found, train, entries = {}, str(Phase.TRAIN), self.entries
+        generating = frozenset(map(str, GENERATING))
         for life, places in self.samples.items():
-            idle, stuck, loop = [], [], []
-            for i in places:
-                sample = self.entries[i].event
-                assert isinstance(sample, ev.RoleSample)
-                trains, generates = sample.phase == Phase.TRAIN, sample.phase in GENERATING and sample.pending > 0
-                idle.append(min(sample.active_age, sample.phase_age) if trains else 0.0)
-                stuck.append(sample.progress_age if trains or generates else 0.0)
-                loop.append(sample.loop_age)
+            samples: list[Any] = [entries[i].event for i in places]
+            loop = [sample.loop_age for sample in samples]
+            idle, stuck = [0.0] * len(samples), [0.0] * len(samples)
+            for i, sample in enumerate(samples):
+                if (phase := sample.phase) == train:
+                    idle[i], stuck[i] = min(sample.active_age, sample.phase_age), sample.progress_age
+                elif phase in generating and sample.pending > 0:
+                    stuck[i] = sample.progress_age
             found[life] = idle, stuck, loop
         return found
 

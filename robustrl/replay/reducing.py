@@ -16,6 +16,7 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
+from operator import sub
 
 import msgspec
 
@@ -222,16 +223,18 @@ class _Reduction:
 
     def _agents(self) -> set[str]:
         """Node agents that were never silent for as long as matters; of the others enough words are kept."""
-        limit, loud = self.low["node.silent"], set[str]()
-        for (agent, incarnation), places in self.recording.heard.items():
+        limit, loud, heard = self.low["node.silent"], set[str](), self.recording.heard
+        for (agent, incarnation), places in heard.items():
             times = [self.entries[i].t for i in places]
             end = min(self.recording.over.get((agent, incarnation), math.inf), self.recording.end)
-            if max(b - a for a, b in zip(times, [*times[1:], end], strict=True)) >= limit:
+            if max(map(sub, [*times[1:], end], times)) >= limit:
                 loud.add(agent)
-        for (agent, _), places in self.recording.heard.items():
+        for (agent, _), places in heard.items():
+            if agent not in loud:
+                continue
             kept = -math.inf
             for i, following in zip(places, [*places[1:], -1], strict=True):
                 later = self.entries[following].t if following >= 0 else math.inf
-                if agent in loud and (self.keep[i] or later - kept >= limit):
+                if self.keep[i] or later - kept >= limit:
                     self.keep[i], kept = 1, self.entries[i].t
-        return {agent for agent, _ in self.recording.heard} - loud
+        return {agent for agent, _ in heard} - loud

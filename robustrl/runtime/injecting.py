@@ -37,6 +37,8 @@ _TICK = 0.05
 _CALL = 10.0
 """Seconds for a role or node agent to take an order."""
 _GONE = 5.0
+_REPORT = 0.5
+"""Seconds, at most, that a full restart waits for the proof of the fault that it answers: it ends who would give it."""
 _CUT_OFF = 0.2
 """Seconds without an answer that prove a partition."""
 
@@ -135,6 +137,12 @@ class Injector:
     def _time_passed(self) -> None:
         self._timed = False
         self._turn()
+
+    async def reported(self) -> None:
+        """Returns when no proof is on its way, or after `_REPORT` seconds."""
+        end = time.monotonic() + _REPORT
+        while self._planner.unreported() and time.monotonic() < end:
+            await asyncio.sleep(_TICK / 10)
 
     def closing(self, status: str) -> list[ev.FaultEnded]:
         """See Planner."""

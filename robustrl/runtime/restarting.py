@@ -218,6 +218,7 @@ class Restarting:
             for task in list(self._under_way):
                 task.cancel()
             await asyncio.gather(*self._under_way, return_exceptions=True)
+            await self._host.injector.reported()
             roles = self._to_restart()
             log.info("restarting everything: %s", ", ".join(map(str, roles)))
             await asyncio.gather(*(self._end_for_all(str(role)) for role in roles))

@@ -13,6 +13,7 @@ import robustrl
 from robustrl.core import events as ev
 from robustrl.core.audit import audit
 from robustrl.errors import ConfigError
+from robustrl.faults import Kill
 from robustrl.job import Job
 from tests.live.conftest import assert_clean, wait_for
 
@@ -54,13 +55,14 @@ def test_full_restarts_everything_from_the_last_snapshot(job: Job) -> None:
     job.recovery.mode = "full"
     pids = {name: handle.pid for name, handle in job.roles.items()}
     step = job.step
-    kill(job, "rollout-1")
+    fault = job.inject(Kill("rollout-1"))  # the agent that does it is ended by the restart that answers it
     wait_for("all roles in new processes", lambda: all(
         handle.pid != pids[name] and handle.state == "healthy" for name, handle in job.roles.items()), 180)
     job.recovery.mode = "isolated"
     job.wait(step=max(step, job.step) + 3, timeout=180)
     decided = [e.event for e in job.events if isinstance(e.event, ev.RestartDecided) and e.event.mode == "full"]
     assert {event.role for event in decided} == set(pids) and len(decided) == len(pids)
+    assert [(hit.role, hit.pid) for hit in fault.view.hits] == [("rollout-1", pids["rollout-1"])], "its proof came before that"
 
 
 def test_a_restart_and_a_drain_by_order(job: Job) -> None:

@@ -188,6 +188,25 @@ def test_nothing_stays_stuck_when_the_target_vanishes() -> None:
     assert stage.planner.idle
 
 
+def test_a_proof_is_on_its_way_while_its_giver_lives() -> None:
+    stage = Stage(Story(("supervisor", "trainer-0", "rollout-0", "rollout-1", "node_agent-0"), steps=20))
+    stage.plan(Kill("rollout-1"), 101.0)
+    assert stage.planner.unreported() == []
+    stage.strikes(101.0)
+    assert stage.planner.unreported() == [], "it may wait for its moment for long"
+    stage.story.exits(102.0, "rollout-1")
+    stage.catch_up()
+    assert stage.planner.unreported() == [1]
+    stage.hit(102.1, 1, "rollout-1")
+    assert stage.planner.unreported() == []
+    stage.plan(Kill("rollout-0", force=True), 103.0)
+    assert stage.strikes(103.0) == [(2, "rollout-0")]
+    for role in ("rollout-0", "node_agent-0"):
+        stage.story.exits(104.0, role)
+    stage.catch_up()
+    assert stage.planner.unreported() == [], "nobody is left to give it"
+
+
 def test_an_order_is_lost_with_who_has_it() -> None:
     stage = Stage(Story(("supervisor", "trainer-0", "rollout-0", "rollout-1", "node_agent-0"), steps=20))
     stage.plan(Hang("trainer", phase="publish"), 101.0)
