@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import ARTIFACTS, Seen, running_lab
-from tests.browser.test_notebook import _until
+from tests.browser.test_notebook import _kernel, _until
 from tests.browser.test_views import _card
 
 _CLICKS, _SECONDS = 5, 90.0
@@ -33,6 +33,7 @@ def test_five_clicks_from_an_empty_lab_to_the_first_healed_fault(chromium: str, 
 
         click(lesson, double=True)
         view.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        _until(view, "the kernel to be there", lambda: _kernel(lab) == "idle", 60.0)  # sooner it would ask which
         click(view.get_by_role("menuitem", name="Run", exact=True))
         click(view.get_by_role("menuitem", name="Run All Cells", exact=True))
         board = view.locator(".rrl-board").first

@@ -108,6 +108,24 @@ def test_bars_of_a_lane_never_overlap_and_are_never_too_many(moves, most):
     assert all(bar.start <= end for bar, end in zip(lane.bars, ends, strict=True))
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 2), st.sampled_from("wircdx")), max_size=150), st.integers(1, 90), st.floats(0, 60))
+def test_what_is_drawn_of_a_lane_is_all_of_its_bars_whatever_was_drawn_before(moves, most, reach):
+    lane, t = lanes.Lane(), 0.0
+    for gap, code in moves:
+        t += gap
+        if code == "d":
+            lane.replace_from(max(0.0, t - reach), t, lanes.DETECT, "")
+        else:
+            lane.begin(t, code, "")
+        lane.keep(most)
+        places = range(lane.dropped, lane.dropped + len(lane.bars))
+        expected: dict = {}
+        for place, bar in zip(places, lane.bars, strict=True):
+            expected.setdefault(str(place // 16), []).append([round(bar.start, 2), round(bar.end, 2), bar.code, bar.phase])
+        assert lane.drawn() == expected
+
+
 def test_pictures_stay_small_however_long_the_run_is():
     def sizes(steps: int) -> dict[str, int]:
         scene = _scene(made_log(steps=steps, prompts=1, samples=1))

@@ -41,6 +41,8 @@ class Lane:
         self.bars: deque[Bar] = deque()
         self.dropped = 0
         """Bars that were forgotten at the front."""
+        self._whole: dict[int, list[list[float | str]]] = {}
+        """Chunks in which nothing changes any more, as they are drawn: most of a long run's."""
 
     def begin(self, t: float, code: str, phase: str) -> None:
         """From ``t`` on this is what the role does; nothing happens where it did that already."""
@@ -60,6 +62,8 @@ class Lane:
         """What was drawn after ``onset`` was none: it was this, until ``t``."""
         while self.bars and self.bars[-1].start >= onset:
             self.bars.pop()
+        touched = (self.dropped + len(self.bars) - 1) // _CHUNK
+        self._whole = {number: chunk for number, chunk in self._whole.items() if number < touched}
         self.end(t)
         if self.bars and self.bars[-1].end > onset:
             self.bars[-1].end = onset
@@ -69,7 +73,22 @@ class Lane:
     def keep(self, most: int) -> None:
         while len(self.bars) > most:
             self.bars.popleft()
+            self._whole.pop(self.dropped // _CHUNK, None)
             self.dropped += 1
+
+    def drawn(self) -> dict[str, list[list[float | str]]]:
+        """As `chunked` draws its bars."""
+        bars, first = list(self.bars), self.dropped
+        end = first + len(bars)
+        chunks: dict[str, list[list[float | str]]] = {}
+        for number in range(first // _CHUNK, -(-end // _CHUNK)):
+            if (chunk := self._whole.get(number)) is None:
+                low, high = max(first, number * _CHUNK), min(end, (number + 1) * _CHUNK)
+                chunk = [_row(bar.start, bar.end, bar.code, bar.phase) for bar in bars[low - first : high - first]]
+                if high - low == _CHUNK and bars[high - first - 1].end != -1.0:
+                    self._whole[number] = chunk
+            chunks[str(number)] = chunk
+        return chunks
 
 
 class Lanes:
@@ -148,16 +167,19 @@ class Lanes:
 
     def picture(self) -> dict[str, object]:
         return {
-            "lanes": {role: chunked(((bar.start, bar.end, bar.code, bar.phase) for bar in lane.bars), lane.dropped)
-                      for role, lane in self.lanes.items()},
+            "lanes": {role: lane.drawn() for role, lane in self.lanes.items()},
             "marks": {str(index): mark for index, mark in enumerate(self.marks)},
             "steps": [[round(t, 3), step] for t, step in self.steps],
         }
 
 
-def chunked(bars: Iterable[tuple[float, float, str, str]], first: int = 0) -> dict[str, list[list[float | str]]]:
-    """Chunk number, counted from the lane's first bar ever -> its bars. ``first``: how many came before these."""
+def chunked(bars: Iterable[tuple[float, float, str, str]]) -> dict[str, list[list[float | str]]]:
+    """Chunk number, counted from the first bar -> its bars."""
     chunks: dict[str, list[list[float | str]]] = {}
-    for place, (start, end, code, phase) in enumerate(bars, first):
-        chunks.setdefault(str(place // _CHUNK), []).append([round(start, 2), round(end, 2), code, phase])
+    for place, bar in enumerate(bars):
+        chunks.setdefault(str(place // _CHUNK), []).append(_row(*bar))
     return chunks
+
+
+def _row(start: float, end: float, code: str, phase: str) -> list[float | str]:
+    return [round(start, 2), round(end, 2), code, phase]

@@ -7,6 +7,7 @@ import unicodedata
 from robustrl.core.roles import RoleKind, RoleState
 from robustrl.core.run_state import RunState
 
+_UP = (RoleState.HEALTHY, RoleState.SUSPECT)
 SHORT, LONG = 160, 2000
 """Characters of a cell, and of a text that somebody opened."""
 GLOSSARY = {
@@ -44,7 +45,6 @@ def count(value: float) -> str:
 def last_live(state: RunState, role: str) -> bool:
     """Whether it is the only rollout that is up: without it nothing is generated."""
     view = state.roles.get(role)
-    if view is None or view.kind is not RoleKind.ROLLOUT:
+    if view is None or view.kind is not RoleKind.ROLLOUT or view.state not in _UP:
         return False
-    rollouts = (other for other in state.roles.values() if other.kind is RoleKind.ROLLOUT)
-    return [other.role for other in rollouts if other.state in (RoleState.HEALTHY, RoleState.SUSPECT)] == [role]
+    return not any(other.kind is RoleKind.ROLLOUT and other.state in _UP and other is not view for other in state.roles.values())
