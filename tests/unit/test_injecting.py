@@ -116,6 +116,24 @@ def test_orders_go_to_whoever_can_carry_them_out(tmp_path: Path) -> None:
         assert order.step == (fault.step or 0) and order.options == msgspec.to_builtins(fault)
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_proof_that_is_on_its_way_is_waited_for_but_not_for_ever(tmp_path: Path, comes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("robustrl.runtime.injecting._REPORT", 20.0 if comes else 0.05)
+    host = Host(tmp_path)
+
+    async def then(number: int) -> None:
+        await host.injector.reported()  # it may wait for its phase for long: nothing to wait for
+        host.record(ev.ProcessExited(role="rollout-1", incarnation=1, pid=7, cause="pidfd", last_lines=[]))
+        waiting = asyncio.create_task(host.injector.reported())
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        if comes:
+            host.hit(number, "rollout-1")
+        await asyncio.wait_for(waiting, 10)
+
+    run(host, Kill("rollout-1"), then)
+
+
 def _planned(host: Host, fault: Fault) -> None:
     view = host.state.faults[1]
     assert view.kind == fault.name and view.stage == "planned", "it is in the log before anything is done"

@@ -48,6 +48,9 @@ class _Host:
         self.cluster: Any = SimpleNamespace(nodes=[SimpleNamespace(name="node-0"), SimpleNamespace(name="node-1")], replace=self.replace)
         self.tasks: set[asyncio.Task[Any]] = set()
         self.restarting = Restarting(self)  # type: ignore[arg-type]
+        self.injector: Any = SimpleNamespace(reported=self.reported)
+        self.ended_before: list[int] = []
+        """Lives that were over when the proofs of faults were there, at each try of a full restart."""
 
     def record(self, event: ev.Event) -> None:
         self.events.append(event)
@@ -70,6 +73,9 @@ class _Host:
 
     async def run_training(self) -> None:
         self.done.append("run")
+
+    async def reported(self) -> None:
+        self.ended_before.append(sum(isinstance(event, ev.ProcessExited) for event in self.events))
 
 
 class _Lives:
@@ -203,6 +209,7 @@ def test_a_full_restart_ends_all_then_starts_all_and_later_decisions_wait() -> N
     assert "create rollout-0" not in host.done, "its life began in the full restart"
     assert "create trainer-0" in host.done and host.done.count("run") == 1
     assert {e.role for e in host.events if isinstance(e, ev.ProcessExited)} == set(_NODES)
+    assert host.ended_before == [0], "the agents give the proofs of faults, and are ended too"
 
 
 @pytest.mark.parametrize("trouble", [PeerDied("again"), WaitTimeout("it hangs")])
