@@ -102,7 +102,7 @@ def examine(rows: Iterable[Row]) -> tuple[list[ev.Entry], list[Problem]]:
 def _take(number: int, line: bytes, rows: list[Row], problems: list[Problem]) -> bool:
     try:
         rows.append((number, ev.entry_decoder.decode(line)))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         problems.append(Problem(number, "unreadable", f"cannot be read: {error}{_of_schema(line)}"))
         return False
     return True
@@ -113,7 +113,7 @@ def _of_schema(line: bytes) -> str:
     try:
         event: Any = msgspec.json.decode(line).get("event", {})
         schema = event.get("schema", ev.SCHEMA)
-    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, RecursionError):
         return ""
     return f" (schema {schema}, this is {ev.SCHEMA})" if schema != ev.SCHEMA else ""
 

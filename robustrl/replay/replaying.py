@@ -24,6 +24,7 @@ from ..core.thresholds import Thresholds
 from ..errors import ConfigError
 from ..tables import Table
 from .driving import Judge, Said, drive
+from .given import check_run, check_thresholds, made_by
 from .outcomes import CONSEQUENCE, DETECTED, FALSE_ALARM, MISSED, Outcome, Truths, match
 from .peers import JOB
 from .reducing import floors, reduced, rounded
@@ -92,6 +93,9 @@ def replay(run: Run, thresholds: Thresholds | Mapping[str, Any] | None = None, *
     """
     if thresholds is not None and detector is not None:
         raise ConfigError("thresholds", thresholds, "must not be given beside a detector")
+    check_run(run)
+    if thresholds is not None:
+        check_thresholds(thresholds)
     own = [value for _, value in run.thresholds]
     if thresholds is not None and not isinstance(thresholds, Thresholds):
         thresholds = own[0].updated(thresholds)
@@ -105,7 +109,7 @@ def replay(run: Run, thresholds: Thresholds | Mapping[str, Any] | None = None, *
             said = drive(entries, Detector(thresholds), costs.restart, truths.excused)
             said = said if reports else Said([verdict for verdict in said.verdicts if of_failures(verdict)], said.beyond)
         else:
-            said = drive(recording, detector(), costs.restart, truths.excused)
+            said = drive(recording, made_by(detector), costs.restart, truths.excused)
     outcomes = match(truths, recording, said, costs.restart, JOB if detector else "")
     return Replay(run, thresholds, tuple(said.verdicts), tuple(outcomes))
 

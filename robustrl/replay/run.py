@@ -86,7 +86,9 @@ class Run:
         Raises BadRun, which names the first row that is wrong, or LogError where nothing is found. With ``partial`` only if no row can be
         used: else rows that cannot be used are left out, the others put in the order of time, and ``problems`` says what was wrong.
         """
-        path = Path(path)
+        from .given import path_of
+
+        path = path_of(path)
         if path.suffix == ".parquet":
             from .parquet import read_parquet
 
@@ -176,6 +178,10 @@ class Run:
             raise ConfigError("role", role, f"must be a role of this run: {', '.join(self.roles)}")
         if expect not in EXPECTED:
             raise ConfigError("expect", expect, f"must be one of {', '.join(EXPECTED)}")
+        from .given import check_seconds
+
+        for name, value in (("start", start), ("end", start if end is None else end)):
+            check_seconds(name, value)
         length = self.entries[-1].t - self.begin
         if not 0 <= start <= length:
             raise ConfigError("start", start, f"must lie in the run, from 0 to {length:.3f} s")
@@ -189,8 +195,12 @@ class Run:
 
     def cut(self, start: float = 0.0, end: float | None = None) -> Self:
         """Of which only ``start`` to ``end`` counts (seconds from the run's first entry). Nothing after ``end`` is kept."""
+        from .given import check_seconds
+
         length = self.entries[-1].t - self.begin
         end = length if end is None else end
+        for name, value in (("start", start), ("end", end)):
+            check_seconds(name, value)
         if not 0 <= start < end <= length:
             raise ConfigError("start, end", (start, end), f"must be two times in the run, 0 <= start < end <= {length:.3f} s")
         low, high = self.begin + start, self.begin + end

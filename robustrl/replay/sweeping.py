@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.thresholds import PATHS, Thresholds
 from ..errors import ConfigError
 from ..tables import Table
+from .given import check_changes, check_count, runs_of
 from .reducing import floors, reduced
 from .run import Run
 from .scoring import Case, Score, pareto, total
@@ -70,6 +71,8 @@ class Sweep:
     """False: it was interrupted."""
     skipped: int
     """Combinations that contradict themselves."""
+    why_skipped: str
+    """What is wrong with the first of them; empty: there is none."""
     measured: int
     """Recoveries from which the cost of a restart was taken; 0: it is assumed."""
 
@@ -100,6 +103,7 @@ class Sweep:
 
     def __repr__(self) -> str:
         part = "" if self.complete else ", interrupted"
+        part += f", {self.skipped} left out that contradict themselves ({self.why_skipped})" if self.skipped else ""
         return f"<Sweep of {len(self.settings)} settings{part}; recommended {self.recommended!r}>"
 
 
@@ -113,13 +117,12 @@ def sweep(runs: Run | Sequence[Run], grid: Mapping[str, Any], *, base: Threshold
 
     ``base``: what is changed; by default the settings that the first run began with. Raises ConfigError.
     """
-    runs = [runs] if isinstance(runs, Run) else list(runs)
-    if not runs:
-        raise ConfigError("runs", [], "must be at least one run")
-    if processes < 1:
-        raise ConfigError("processes", processes, "must be at least 1")
+    runs = runs_of(runs)
+    check_changes("grid", grid)
+    for name, value, least in (("samples", samples, 1), ("processes", processes, 1), ("seed", seed, 0)):
+        check_count(name, value, least)
     base = base or runs[0].thresholds[0][1]
-    tried, skipped = drawn_settings(base, grid, samples, seed)
+    tried, skipped, why = drawn_settings(base, grid, samples, seed)
     low = floors(thresholds for _, thresholds in tried)
     cases = [Case(run, reduced(run.recording, low)) for run in runs]
     scores: dict[int, Score] = {}
@@ -132,12 +135,12 @@ def sweep(runs: Run | Sequence[Run], grid: Mapping[str, Any], *, base: Threshold
         if not scores:
             raise
     done = tuple(Setting(tried[i][0], tried[i][1], scores[i]) for i in sorted(scores))
-    return Sweep(done, not interrupted, skipped, sum(case.costs.measured for case in cases))
+    return Sweep(done, not interrupted, skipped, why, sum(case.costs.measured for case in cases))
 
 
 def drawn_settings(base: Thresholds, grid: Mapping[str, Any], samples: int,
-                   seed: int) -> tuple[list[tuple[dict[str, Any], Thresholds]], int]:  # fmt: skip
-    """((changes, all thresholds) of each, ``base`` first; how many contradicted themselves). Raises ConfigError."""
+                   seed: int) -> tuple[list[tuple[dict[str, Any], Thresholds]], int, str]:  # fmt: skip
+    """((changes, all thresholds) of each, ``base`` first; how many contradicted themselves; why the first did). Raises ConfigError."""
     lists: dict[str, list[Any]] = {}
     ranges: dict[str, tuple[float, float]] = {}
     for path, values in grid.items():
@@ -164,16 +167,16 @@ def drawn_settings(base: Thresholds, grid: Mapping[str, Any], samples: int,
     else:
         drawn = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
     tried: list[tuple[dict[str, Any], Thresholds]] = [({}, base)]
-    skipped = 0
+    skipped, why = 0, ""
     for changes in drawn:
         try:
             thresholds = base.updated(changes)
-        except ConfigError:
-            skipped += 1
+        except ConfigError as error:
+            skipped, why = skipped + 1, why or str(error)
             continue
         if thresholds != base:
             tried.append((changes, thresholds))
-    return tried, skipped
+    return tried, skipped, why
 
 
 _cases: list[Case] = []

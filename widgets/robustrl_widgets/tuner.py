@@ -254,7 +254,7 @@ class Tuner:
         base = self._base or base or runs[0].thresholds[-1][1]
         material = tuning.Material(runs, base)
         first = material.trial({})
-        drawn, _ = drawn_settings(base, tuning.ranges(material), _DRAWN, _SEED)
+        drawn, _, _ = drawn_settings(base, tuning.ranges(material), _DRAWN, _SEED)
         return Loaded(material, first, deque(drawn[1 : POINTS + 1]), [({}, first.score)])
 
     def _set(self, args: Mapping[str, Any]) -> None:

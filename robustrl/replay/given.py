@@ -1,0 +1,62 @@
+"""What callers hand to the replay API, held against what is allowed before anything is computed. Each raises ConfigError. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.thresholds import Thresholds
+from ..errors import ConfigError
+from .run import Run
+
+_JUDGE = ("feed", "advance", "next_deadline")
+
+
+def path_of(value: Any) -> Path:
+    if isinstance(value, str | Path) and str(value).strip() and "\0" not in str(value):
+        return Path(value)
+    raise ConfigError("path", value, "must be the path of a run directory, an events.jsonl (also gzipped) or a Parquet file")
+
+
+def check_seconds(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise ConfigError(name, value, "must be a number of seconds")
+
+
+def check_run(value: Any) -> None:
+    if not isinstance(value, Run):
+        raise ConfigError("run", value, "must be a Run: robustrl.Run.load(path), or one of robustrl.corpus()")
+
+
+def runs_of(value: Any) -> list[Run]:
+    """Of one run, or of several."""
+    runs = [value] if isinstance(value, Run) else list(value) if isinstance(value, Iterable) and not isinstance(value, str) else None
+    if not runs or not all(isinstance(run, Run) for run in runs):
+        raise ConfigError("runs", value, "must be a Run or at least one of them: robustrl.Run.load(path), or those of robustrl.corpus()")
+    return runs
+
+
+def check_changes(name: str, value: Any) -> None:
+    """Of thresholds, by path."""
+    if not isinstance(value, Mapping) or not all(isinstance(path, str) for path in value):
+        raise ConfigError(name, value, 'must be a mapping from settings to values, e.g. {"rollout.no_tokens": "6s"}')
+
+
+def check_thresholds(value: Any) -> None:
+    if not isinstance(value, Thresholds):
+        check_changes("thresholds", value)
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(name, value, f"must be a whole number of at least {least}")
+
+
+def made_by(detector: Any) -> Any:
+    """A fresh detector."""
+    made = detector() if callable(detector) else None
+    if not all(callable(getattr(made, name, None)) for name in _JUDGE):
+        raise ConfigError("detector", detector, f"must make, when called, a detector: an object with {', '.join(_JUDGE)}")
+    return made
