@@ -152,6 +152,8 @@ PROFILES: dict[str, dict[str, Any]] = {
 _TRAINER_SLOTS = {"lab": 4, "class": 2}
 LEAST_NODES = {"lab": 3, "class": 1}
 
+TINY_POSITIONS = 1024
+"""Tokens that the bundled model has positions for."""
 _AT_LEAST: dict[str, float] = {
     "steps": 1, "seed": 0, "prompts_per_step": 1, "samples_per_prompt": 2, "staleness": 0, "rollouts": 1, "trainer_ranks": 1,
     "agent_workers": 1, "restarts": 0, "evaluation_prompts": 0, "evaluation_every": 0, "rollout_concurrency": 1, "max_model_len": 2,
@@ -232,6 +234,8 @@ def check(config: JobConfig) -> None:
     _check_reward(config.reward)
     check_room(config)
     _check_model(config.model)
+    if (positions := _positions(config.model)) is not None and config.max_model_len > positions:
+        raise ConfigError("max_model_len", config.max_model_len, f"must be from 2 to {positions}, the positions of the model")
     from .rl.tasks import check_task
 
     check_task(config.task, config.task_options)
@@ -287,6 +291,17 @@ def _check_model(model: str) -> None:
         raise ConfigError("model", model, f"is a folder without config.json; {allowed}")
     if not _REPOSITORY.fullmatch(model):
         raise ConfigError("model", model, f"there is no such folder; {allowed}")
+
+
+def _positions(model: str) -> int | None:
+    """Tokens that the model has positions for; None: only its engine will know."""
+    if model == "tiny":
+        return TINY_POSITIONS
+    try:
+        found = json.loads((Path(model).expanduser() / "config.json").read_text()).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError, RecursionError):  # not here, or not as expected: its engine says what is wrong
+        return None
+    return found if isinstance(found, int) and found >= 2 else None
 
 
 def _check_reward(reward: str | None) -> None:

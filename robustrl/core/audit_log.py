@@ -17,8 +17,8 @@ from robustrl.core.roles import RoleId, RoleKind
 _E = TypeVar("_E", bound=msgspec.Struct)
 Found = Iterator[tuple[int, str]]
 """(number of the entry that shows it, what is wrong)"""
-_LATE_WORD = 30.0
-"""Seconds that a role's word may be on its way to a host that is stopped or busy: no life that goes on stays behind for longer."""
+_LATE_WORD = 5.0
+"""Seconds that a role's word may be on its way to a busy host: no life that goes on stays behind for longer."""
 
 
 class Log:

@@ -22,6 +22,7 @@ _METRICS = {"loss", "importance_weight", "importance_weight_max", "clip_fraction
 """What the learner says of every step (rl/learner.py)."""
 _PHASES = {Phase.ADVANTAGE.value, Phase.TRAIN.value, Phase.OPTIMIZER.value}
 """In which every step is trained; the first step of a life may lack the others."""
+_ROUNDED = 1e-6
 _RIGHT = 1.0
 """Reward from which an answer counts as right."""
 
@@ -70,6 +71,9 @@ def _lacks(log: Log, row: ev.StepMetrics, everywhere: set[str], from_disk: set[i
     # one that was taken from a checkpoint has the seconds of the life that took it
     if row.step not in from_disk and (lacking := sorted(_PHASES - row.phase_seconds.keys())):
         yield f"no seconds of {', '.join(lacking)}"
+    mean, largest = (row.values.get(name, 0.0) for name in ("importance_weight", "importance_weight_max"))
+    if mean > largest * (1 + _ROUNDED):
+        yield f"importance_weight {mean:g}, and none of them is above {largest:g}"
     rate = config.learning_rate * min(1.0, row.step / max(1, config.warmup_steps))
     if not math.isclose(said := row.values.get("learning_rate", rate), rate, rel_tol=1e-6):
         yield f"learning_rate {said:g}; configured was {rate:g} for it"

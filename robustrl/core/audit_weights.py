@@ -100,8 +100,10 @@ class _Pull:
 
 def transfers(log: Log) -> Found:
     """Each pull has a lease of its own, is of a version newer than what that life runs on, as large as announced, and only comes nearer;
-    two lives have one transport between them, and what was received, and how far behind it was, is what was begun.
+    two lives have one transport between them, and what was received, and how far behind it was, is what was begun. A life serves at one
+    place, on its node.
     """
+    yield from _places(log)
     sizes: dict[int, set[int]] = defaultdict(set)
     for _, announced in log.all(ev.VersionAnnounced):
         sizes[announced.version].add(announced.bytes)
@@ -152,6 +154,32 @@ def transfers(log: Log) -> Found:
         begun = pull.transports.get(event.source, {event.transport})  # the last to be asked may have refused, and was never pulled from
         if event.transport not in begun:
             yield entry.seq, f"{event.target} pulled from {event.source} over {event.transport}, and began over {min(begun)}"
+
+
+def _places(log: Log) -> Found:
+    """Where a life says that it serves: a host and a port, those of its node, and the same ones each time."""
+    ips: dict[str, str] = {}
+    ip_of: dict[_Life, str] = {}
+    known: dict[_Life, str] = {}
+    for entry in log.entries:
+        match entry.event:
+            case ev.NodeStarted() as event:  # one that takes the place of a lost one has its name, and may have another address
+                ips[event.node] = event.ip
+            case ev.RoleStarted() as event:
+                ip_of[event.role, event.incarnation] = ips.get(event.node, "")
+            case (
+                ev.VersionAnnounced(holder=role, incarnation=incarnation, address=address)
+                | ev.PullCommitted(target=role, incarnation=incarnation, address=address)
+            ):
+                life, who = (role, incarnation), f"{role} incarnation {incarnation}"
+                if address != (before := known.setdefault(life, address)):
+                    yield entry.seq, f"{who} serves at {address!r} here and at {before!r} before"
+                elif address:
+                    host, _, port = address.rpartition(":")
+                    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+                        yield entry.seq, f"{who} serves at {address!r}, which is no host:port"
+                    elif host != (ip := ip_of.get(life) or host):
+                        yield entry.seq, f"{who} serves at {address!r}, and its node is {ip}"
 
 
 def _received(count: int, sizes: list[int]) -> str:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from robustrl.config import TINY_POSITIONS
 from robustrl.rl.arithmetic import Arithmetic, solve
 
 _SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -28,7 +29,7 @@ def make_tokenizer() -> Any:
     tokenizer.normalizer, tokenizer.decoder = normalizers.Lowercase(), decoders.Fuse()
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>",
-                                   model_max_length=1024, clean_up_tokenization_spaces=False)
+                                   model_max_length=TINY_POSITIONS, clean_up_tokenization_spaces=False)
 
 
 def make_model(seed: int, vocabulary: int) -> Any:
@@ -38,7 +39,7 @@ def make_model(seed: int, vocabulary: int) -> Any:
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(Qwen3Config(
         vocab_size=vocabulary, hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=0))
+        head_dim=32, max_position_embeddings=TINY_POSITIONS, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=0))
 
 
 def warm_start(model: Any, tokenizer: Any, seed: int, steps: int = _STEPS) -> None:

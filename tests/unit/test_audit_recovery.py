@@ -197,6 +197,21 @@ def test_work_for_a_rollout_whose_life_never_held_the_version() -> None:
     assert "neither incarnation 3 nor the one before held" in findings("serving", story.entries)[0]
 
 
+@pytest.mark.parametrize("kind", [ev.VersionAnnounced, ev.PullCommitted])
+@pytest.mark.parametrize("address", ["garbage", "127.0.0.1:0", "127.0.0.1:99999", "8.8.8.8:9"])
+def test_a_place_that_a_life_cannot_serve_at_is_named_though_it_says_so_each_time(kind: type, address: str) -> None:
+    entries = [replace(e, event=replace(e.event, address=address)) if isinstance(e.event, kind) else e for e in made_log(steps=2)]
+    assert any("serves at" in text for text in findings("transfers", forge(entries)))
+
+
+def test_a_node_in_the_place_of_a_lost_one_may_have_another_address() -> None:
+    entries = made_log(steps=2)
+    at = max(i for i, e in enumerate(entries) if isinstance(e.event, ev.VersionAnnounced))
+    node = next(e for e in entries if isinstance(e.event, ev.NodeStarted))
+    other = replace(node, event=replace(node.event, ip="10.0.0.9", ray_node_id="other"))
+    assert findings("transfers", forge([*entries[:at], other, *entries[at:]])) == []
+
+
 # -- the last word of a life may not reach the log -
 
 

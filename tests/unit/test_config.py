@@ -274,6 +274,18 @@ def test_a_nested_setting_given_as_one_value_says_what_is_meant():
             make_config({name: 1})
 
 
+def test_a_model_has_so_many_positions_before_anything_starts(tmp_path):
+    for model, positions in (("tiny", 1024), (str(tmp_path), 32)):
+        (tmp_path / "config.json").write_text('{"max_position_embeddings": 32}')
+        check(make_config({"model": model, "max_model_len": positions, "sampling": {"max_tokens": 8}}))
+        with pytest.raises(ConfigError, match=f"max_model_len = 4096: must be from 2 to {positions}, the positions of the model"):
+            check(make_config({"model": model, "max_model_len": 4096}))
+    for unknown in ("{}", "[]", "rubbish", '{"max_position_embeddings": null}', "[" * 100_000):
+        (tmp_path / "config.json").write_text(unknown)
+        check(make_config({"model": str(tmp_path), "max_model_len": 4096}))
+    check(make_config({"model": "some/model", "max_model_len": 4096}))
+
+
 def test_a_completion_must_fit_behind_its_prompt():
     for settings, text in (
         ({"sampling": {"max_tokens": 1024}}, "sampling.max_tokens = 1024: must be at most 1023: max_model_len = 1024 bounds"),
