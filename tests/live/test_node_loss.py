@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -23,7 +24,8 @@ def kill_node(job: Job, node: str) -> None:
         if p.info["name"] == "raylet" and any(f"/{job.run}/{node}" in part for part in p.info["cmdline"])
     ]
     for process in [raylet, *raylet.children(recursive=True)]:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # what the raylet started may end with it, or by itself
+            process.kill()
 
 
 @pytest.mark.parametrize("kind", ["trainer", pytest.param("rollout", marks=pytest.mark.soak)])
