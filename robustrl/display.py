@@ -132,11 +132,13 @@ def watch(job: Job, stream: TextIO | None = None) -> None:
         from rich.live import Live
     except ImportError:
         return _watch_lines(job, stream)
+    period, shown = 1 / UPDATES_PER_SECOND, 0.0
     with Live(console=Console(file=stream), auto_refresh=False) as live:
-        over = False
-        while not over:
-            over = job.follow(1 / UPDATES_PER_SECOND)
+        while not job.follow(period):
             live.update(job.read(lambda state: _terminal_table(state, job.status)), refresh=True)
+            shown = time.monotonic()
+        time.sleep(max(0.0, shown + period - time.monotonic()))
+        live.update(job.read(lambda state: _terminal_table(state, job.status)))  # drawn as it is left, once
 
 
 def _watch_lines(job: Job, stream: TextIO) -> None:

@@ -124,8 +124,12 @@ def test_each_state_has_a_colour_of_its_own():
 def test_a_terminal_of_80_columns_gets_a_live_table_at_most_four_times_a_second(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     job, terminal = _Watched(looks=3), _Terminal()
+    pauses: list[float] = []
+    monkeypatch.setattr(display.time, "sleep", pauses.append)
     display.watch(job, terminal)
     assert job.waits == [0.25] * 3
+    assert len(pauses) == 1 and 0.2 < pauses[0] <= 0.25, "the last one too, and once: it came when the job ended"
+    assert terminal.getvalue().count("progress") == 3
     lines = terminal.getvalue().splitlines()
     assert any(all(name in line for name in ("node", "role", "state", "phase", "version", "progress")) for line in lines)
     for role, view in job.state.roles.items():
