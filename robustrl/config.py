@@ -208,7 +208,7 @@ def load_config(path: str | Path) -> JobConfig:
 
 
 def check(config: JobConfig) -> None:
-    """Whether the settings make sense, alone and together. Reads at most whether a named file is there. Raises ConfigError."""
+    """Whether the settings make sense, alone and together; of files, whether they are there and a model's positions. Raises ConfigError."""
     for field, least in _AT_LEAST.items():
         value = _get(config, field)
         if value is not None and not least <= value < math.inf:

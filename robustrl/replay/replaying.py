@@ -1,6 +1,6 @@
 """What a detector would have said of a recorded run: `replay`.
 
-    robustrl.replay(run)                                            its own settings: exactly what was said live
+    robustrl.replay(run)                                            its own settings: exactly what was said live, if it is a whole run
     robustrl.replay(run, Thresholds.lab())                          other settings, the same detector
     robustrl.replay(run, {"rollout.no_tokens": "6s"})               the run's first settings with a change
     robustrl.replay(run, detector=lambda: MyRule())                 another detector with feed, advance and next_deadline

@@ -144,3 +144,27 @@ def test_the_pages_of_a_dashboard_have_one_stock_and_beside_a_job_an_instructor_
             page()
     assert [how["may_load"] for how in made] == [may, may] and made[0]["stock"] is made[1]["stock"] is not None
     assert set(made[0]["sources"]) - made[0]["stock"]._constant == ({"this run, until now"} if live else set())
+
+
+def test_a_page_that_cannot_be_made_shows_no_text_of_the_log_and_leaves_nothing(monkeypatch) -> None:
+    """A role's name in a recording made Panel print the error, and a script in it ran."""
+    pytest.importorskip("panel")
+    from bokeh.document import Document
+    from panel.io.state import set_curdoc
+    from robustrl_widgets import dashboard
+
+    hostile, left = "</style></script><img src=x onerror=alert(1)>", []
+    feed = Feed(RecordedRun(failing_log()))
+
+    def subscribe(view: str, sink: Any) -> Any:
+        if view == "faults":
+            raise ValueError(f"role {hostile!r}: must be one of ...")
+        left.append(view)
+        return SimpleNamespace(close=lambda: left.remove(view))
+
+    monkeypatch.setattr(feed, "subscribe", subscribe)
+    page = dashboard.application(lambda: feed, SimpleNamespace(right=lambda token: Right.READ), shared=False)
+    with set_curdoc(Document()):
+        shown = page()
+    assert isinstance(shown, dashboard.pn.pane.Str) and "cannot be shown" in shown.object and "img" not in shown.object
+    assert left == []

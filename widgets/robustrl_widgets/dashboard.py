@@ -24,7 +24,7 @@ from . import assets
 from .access import Access, argument
 from .channel import Channel
 from .commands import Answer, Commander, Right
-from .feed import Feed
+from .feed import Feed, Subscription
 from .figure import timeline_json
 from .sources import RecordedRun
 from .tuner import Tuner, bundled, told
@@ -84,7 +84,14 @@ class _Session:
         offered = right.name if feed.source.job is not None else Right.READ.name
         self.views = {view: _CLASSES[view](sizing_mode="stretch_width", right=offered) for view in names}
         self.views["timeline"].figure = timeline_json()
-        self._subscriptions = [feed.subscribe(view, self._sink(view)) for view in names]
+        self._subscriptions: list[Subscription] = []
+        try:
+            for view in names:
+                self._subscriptions.append(feed.subscribe(view, self._sink(view)))
+        except Exception:
+            for subscription in self._subscriptions:
+                subscription.close()
+            raise
         self._tuner = self._tuning_lab(feed, right, offered, stock or stock_of(feed))
         for view in self.views.values():
             view.param.watch(self._commanded, "command")
@@ -168,6 +175,13 @@ def application(feeds: Callable[[], Feed], access: Access, shared: bool) -> Call
     stocks: list[Stock] = []
 
     def page() -> Any:
+        try:
+            return drawn()
+        except Exception:  # Panel would show its text as HTML, with all that a log put into it
+            log.exception("a page could not be made")
+            return pn.pane.Str("This page cannot be shown: the log of the dashboard's process says why.")
+
+    def drawn() -> Any:
         arguments = pn.state.session_args or {}
         right = access.right(argument(arguments, "token"))
         if right is None:
