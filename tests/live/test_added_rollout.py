@@ -19,6 +19,8 @@ def test_it_pulls_from_a_relay_while_the_others_go_on(launch: Callable[..., Job]
     wait_for("the added rollout to be healthy", lambda: added.state == "healthy", timeout=90)
     wait_for("work for it", lambda: any(isinstance(e.event, ev.TrajectoriesStarted) and e.event.rollout == "rollout-2" for e in job.events))
     job.wait(step=job.step + 5, timeout=60)
+    for role in ("rollout-0", "rollout-1"):  # what either does after the pull is in the log, however long that takes: how long is judged below
+        wait_for(f"{role} to generate after the pull", lambda role=role: generated_after_the_pull(list(job.events), role))
     job.stop()
     entries = job.events
     assert audit(entries) == []
@@ -40,6 +42,13 @@ def test_it_pulls_from_a_relay_while_the_others_go_on(launch: Callable[..., Job]
     for role in ("rollout-0", "rollout-1"):
         still = standing_still(entries, role, begun, first.t)
         assert still < limit, f"{role} generated nothing for {still:.2f} s while the new one pulled; limit {limit:.2f} s"
+
+
+def generated_after_the_pull(entries: list[ev.Entry], role: str) -> bool:
+    pulled = next(e.t for e in entries if isinstance(e.event, ev.PullCommitted) and e.event.target == "rollout-2")
+    tokens = [(e.t, e.event.progress) for e in entries if isinstance(e.event, ev.RoleSample) and e.event.role == role]
+    before = max((progress for t, progress in tokens if t <= pulled), default=0)
+    return any(progress > before for t, progress in tokens if t > pulled)
 
 
 def standing_still(entries: list[ev.Entry], role: str, begin: float, end: float) -> float:
