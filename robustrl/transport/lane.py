@@ -153,8 +153,12 @@ class Lane:
     # progress
 
     def wake(self) -> None:
-        """Something was started, or UCX has an event: poll."""
+        """Something was started: poll for a while."""
         self._moved = time.monotonic()
+        self._event()
+
+    def _event(self) -> None:
+        """UCX's descriptor is readable, until the worker is armed: that alone is no movement, no reason to go on polling."""
         if self._pumping is None:
             self._pumping = self.loop.call_soon(self._pump)
 
@@ -213,7 +217,7 @@ class Lane:
             worker = self.api.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=False)
             worker.init_blocking_progress_mode()
             self._worker = worker
-            self.loop.add_reader(self._worker.epoll_file_descriptor, self.wake)
+            self.loop.add_reader(self._worker.epoll_file_descriptor, self._event)
             self._tick()
             self.wake()
         except Exception as error:  # handed to the thread that waits in __init__

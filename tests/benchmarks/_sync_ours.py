@@ -25,8 +25,10 @@ def _source(pipe: Any, transport: str, nbytes: int, tensors: int) -> None:
     settings.apply(transport, host="127.0.0.1")
     from robustrl.transport.manifest import CHUNK_BYTES, checksums
     from robustrl.transport.server import WeightServer
+    from robustrl.transport.staging import Memory
 
-    buffer = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
+    buffer = Memory().allocate(nbytes)  # what a relay serves from
+    buffer[:] = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     chunks = checksums(buffer, CHUNK_BYTES)
     server = WeightServer("127.0.0.1", SECRET, role=KEEPER, incarnation=1)
     specs, offset = [], 0

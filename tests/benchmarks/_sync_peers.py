@@ -212,16 +212,17 @@ class RayStore:
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
 
-    def sync(self, kill_after: float | None = None) -> float:
-        """Seconds until the last receiver has it; with ``kill_after`` the last receiver dies then, and the time runs from its death."""
+    def sync(self, kill: tuple[int, float] | None = None) -> float:
+        """Seconds until the last receiver has it. ``kill``: this receiver dies so many seconds later, and the time runs from its death."""
         ray = self._ray
         began = time.monotonic()
         boxed = self.source.put.remote()
         got = [receiver.get.remote(boxed) for receiver in self.receivers]
         # an argument is resolved by Ray: the list with the reference in it arrives as such
-        if kill_after is not None:
-            time.sleep(kill_after)
-            ray.kill(self.receivers.pop())
-            got.pop()
+        if kill is not None:
+            victim, after = kill
+            time.sleep(after)
+            ray.kill(self.receivers.pop(victim))
+            got.pop(victim)
             began = time.monotonic()
         return max(0.0, max(ray.get(got, timeout=120)) - began)  # 0: all had it before the death

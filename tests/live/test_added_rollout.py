@@ -19,7 +19,7 @@ def test_it_pulls_from_a_relay_while_the_others_go_on(launch: Callable[..., Job]
     wait_for("the added rollout to be healthy", lambda: added.state == "healthy", timeout=90)
     wait_for("work for it", lambda: any(isinstance(e.event, ev.TrajectoriesStarted) and e.event.rollout == "rollout-2" for e in job.events))
     job.wait(step=job.step + 5, timeout=60)
-    for role in ("rollout-0", "rollout-1"):  # what either does after the pull is in the log, however long that takes: how long is judged below
+    for role in ("rollout-0", "rollout-1"):  # so that the log tells how long either stood still
         wait_for(f"{role} to generate after the pull", lambda role=role: generated_after_the_pull(list(job.events), role))
     job.stop()
     entries = job.events
