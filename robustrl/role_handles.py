@@ -55,6 +55,11 @@ class RoleHandle:
         """Trainer: micro-batches done; rollout: tokens generated; others: requests handled."""
         return self._view.progress
 
+    @property
+    def pending(self) -> int:
+        """Work that it has and has not finished; rollout: trajectories."""
+        return self._view.pending
+
     def kill(self) -> int:
         """SIGKILL to its process; returns the pid. Raises RobustRLError, HostGone."""
         return int(self._job._call("signal", None, role=self.name, signal="kill"))

@@ -146,4 +146,4 @@ def _truth(scenario: Scenario, world: World) -> Truth | None:
 
 
 def _said(peer: Peer, entries: list[ev.Entry]) -> list[ev.Verdict]:
-    return list(judge(peer, entries))  # type: ignore[arg-type]
+    return list(judge(peer, entries))

@@ -69,7 +69,7 @@ def noisy_hour(seed: int) -> dict[str, Any]:
         drawn = _harmless(dice, t, world.shape)
         begins = max(t, free.get(drawn.role, 0.0))
         world.plan(dataclasses.replace(drawn, at=begins))
-        free[drawn.role] = begins + float(drawn.seconds or 0.0) + _RESPITE  # type: ignore[arg-type]
+        free[drawn.role] = begins + float(drawn.seconds or 0.0) + _RESPITE
         t += dice.expovariate(1 / 20.0)
     world.run(3600.0)
     kinds = [v.kind for v in world.verdicts]

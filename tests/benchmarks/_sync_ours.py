@@ -136,7 +136,7 @@ class Fleet:
         self._source.send(("stage", self.version))
         assert self._source.poll(60), "the source is silent"
         staged = self._source.recv()
-        self.directory.announce(*staged, time.monotonic())
+        self.directory.announce(*staged, now=time.monotonic())
         sent, source_cpu = self.sent()
         began = start = time.monotonic()
         for pipe in self.pullers.values():
@@ -152,11 +152,12 @@ class Fleet:
                 self.directory.remove_holder(kill[0], 1)
                 kill = None
             assert time.monotonic() - began < 150, f"only {sorted(done)} are done"
-            for pipe in wait(list(alive.values()), 0.01):
+            ready: list[Any] = wait(list(alive.values()), 0.01)
+            for pipe in ready:
                 role = next(role for role, one in alive.items() if one is pipe)
-                kind, value = pipe.recv()  # type: ignore[union-attr]
+                kind, value = pipe.recv()
                 if kind == "ask":
-                    pipe.send(self._star(value, staged) if star else self.directory.answer(value, time.monotonic()))  # type: ignore[union-attr]
+                    pipe.send(self._star(value, staged) if star else self.directory.answer(value, time.monotonic()))
                 else:
                     done[role] = value
                     self.directory.commit(role, 1, self.version, staged[1], value[4] if self.relay and not star else None)

@@ -119,7 +119,7 @@ def _line(bench: Bench) -> str:
     rows = [bench.done.get(f"{way}-2") for way in _MAIN]
     if None in rows:
         return "at 2%: not measured yet"
-    isolated, full = rows[0]["span_s"], rows[1]["span_s"]  # type: ignore[index]
+    isolated, full = rows[0]["span_s"], rows[1]["span_s"]
     gain = 100 * (1 - isolated / full)
     return f"at 2% (one fault) isolated warm takes {isolated:.0f} s and full cold {full:.0f} s: a gain of {gain:.1f}%, small"
 

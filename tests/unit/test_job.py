@@ -383,6 +383,7 @@ def test_roles_are_handles_by_name(start):
     job.wait(step=1, timeout=10)
     rollout = job.roles["rollout-1"]
     assert (rollout.state, rollout.incarnation, rollout.node) == ("healthy", 1, "node-0")
+    assert all(isinstance(getattr(rollout, name), int) for name in ("version", "progress", "pending"))
     assert rollout.pid > 0 and rollout.logs(lines=4) == ["rollout-1", "4"]
     assert set(job.roles._ipython_key_completions_()) == {e.event.role for e in job.events.of(ev.RoleStarted)} > {"rollout-1", "trainer-0"}
     with pytest.raises(KeyError, match="this job has supervisor"):
