@@ -33,11 +33,11 @@ from robustrl.core.audit_log import Found, Log, Rule, some
 class Finding(NamedTuple):
     rule: str
     seq: int
-    """The entry that shows it (its line in the log, where numbers are in order)."""
+    """The entry that shows it (its line in the log, where numbers are in order); 0: there is none."""
     text: str
 
     def __str__(self) -> str:
-        return f"{self.rule}: entry {self.seq}: {self.text}"
+        return f"{self.rule}: entry {self.seq}: {self.text}" if self.seq else f"{self.rule}: {self.text}"
 
 
 def _schema(log: Log) -> Found:
@@ -72,7 +72,9 @@ def _sequence(log: Log) -> Found:
 
 def _config(log: Log) -> Found:
     """The first entry, and no other, starts the run and holds a valid configuration."""
-    if not log.entries or not isinstance(log.entries[0].event, ev.RunStarted):
+    if not log.entries:
+        yield 0, "it holds no entry, and a log begins with run_started"
+    elif not isinstance(log.entries[0].event, ev.RunStarted):
         yield 1, "a log begins with run_started"
     for position, (seq, event) in enumerate(log.all(ev.RunStarted)):
         if position or log.entries[0].event is not event:

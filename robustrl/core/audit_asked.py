@@ -35,6 +35,7 @@ def asked(log: Log) -> Found:
     if log.all(ev.TrajectoriesStarted):
         yield from _roles(log)
     yield from _answers(log)
+    yield from _task(log)
     every = config.checkpoint_every
     for seq, copy in log.all(ev.SnapshotCopied):
         if copy.holder == "disk" and (not every or copy.step % every):
@@ -76,6 +77,29 @@ def _answers(log: Log) -> Found:
                 yield seq, f"trajectory {i} has {tokens} tokens; prompt and answer together have room for {room}"
             elif most is not None and turns == 0 and tokens > most:
                 yield seq, f"trajectory {i} has {tokens} tokens; asked for were {most} at most"
+
+
+_NO_TOOL = ("arithmetic", "arithmetic_long")
+_NO_TOOL_FROM = ("reasoning_gym:", "jsonl:", "hf:")
+"""Tasks, and sources of tasks, in which no tool answers (rl/tasks.py)."""
+_RIGHT_OR_WRONG = ("arithmetic", "arithmetic_tool", "arithmetic_long")
+"""Tasks whose own reward is 1 for a right answer and 0 for any other."""
+
+
+def _task(log: Log) -> Iterator[tuple[int, str]]:
+    """Answers are what the configured task makes of them; of a task or a reward function that is not ours nothing is known."""
+    task = log.config.task
+    toolless = task in _NO_TOOL or task.startswith(_NO_TOOL_FROM)
+    ours = task in _RIGHT_OR_WRONG and log.config.reward is None
+    for seq, event in log.all(ev.TrajectoriesFinished):
+        if toolless and any(event.tool_turns):
+            yield seq, f"a tool answered in a trajectory of batch {event.batch}, and the task {task!r} has none"
+        if ours and (odd := [reward for reward in event.rewards if reward not in (0, 1)]):
+            yield seq, f"a reward of {odd[0]:g}; the task {task!r} gives 0 or 1"
+    for seq, done in log.all(ev.EvaluationDone):
+        rewards = [reward for sample in done.samples if isinstance(reward := sample.get("reward"), int | float)]
+        if ours and (odd := [reward for reward in rewards if reward not in (0, 1)]):
+            yield seq, f"an evaluation shows a reward of {odd[0]:g}; the task {task!r} gives 0 or 1"
 
 
 _SAID_BY_THEN = 30.0

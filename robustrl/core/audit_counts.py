@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from robustrl.core import audit_told
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log, kind_of
 from robustrl.core.recovery import MODES, STANDBYS
@@ -76,6 +77,7 @@ def journalled(log: Log) -> Found:
         before[(entry.source, entry.incarnation), life] = now.tokens
     if not again:
         yield from _more_than_given(log)
+        yield from audit_told.journalled(log)
 
 
 def _more_than_given(log: Log) -> Found:

@@ -19,6 +19,9 @@ Found = Iterator[tuple[int, str]]
 """(number of the entry that shows it, what is wrong)"""
 _LATE_WORD = 5.0
 """Seconds that a role's word may be on its way to a busy host: no life that goes on stays behind for longer."""
+_PROMPT_WORD, _TIMES = 1.0, 4.0
+"""Where nothing holds words up, one is on its way for this long at most (0.3 s was seen), or so many times as long as the slowest there."""
+_DISTURBED = ev.FaultPlanned | ev.NodeLost | ev.RunResumed | ev.WarningRaised
 
 
 class Log:
@@ -101,21 +104,57 @@ class Log:
         return told
 
     @cached_property
-    def _cut_short(self) -> dict[str, dict[int, float]]:
-        """Role -> its lives that ended before the run was done, and the time by which each was over, on the log's clock."""
+    def _cut_short(self) -> dict[str, dict[int, tuple[float, float]]]:
+        """Role -> its lives that ended before the run was done: the time by which each was over, on the log's clock, and for how long
+        before that a word of it may have been under way; it is not known when exactly a process died.
+        """
         begun = {(e.event.role, e.event.incarnation): e.t for e in reversed(self.entries) if isinstance(e.event, ev.RoleStarted)}
         exited = {(event.role, event.incarnation) for _, event in self.all(ev.ProcessExited)}
         end = self.entries[-1].t if self.entries else 0.0
-        cut: dict[str, dict[int, float]] = defaultdict(dict)
+        cut: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
         for role, life in begun:
-            if (role, life + 1) in begun or self.status != "done" or (role, life) in exited:
-                cut[role][life] = begun.get((role, life + 1), end)
+            if (role, life + 1) in begun or (role, life) in exited:
+                cut[role][life] = begun.get((role, life + 1), end), _LATE_WORD
+            elif self.status != "done":
+                cut[role][life] = end, self.late
         return cut
 
     @cached_property
     def _announced(self) -> dict[int, float]:
         """Version -> the time of its first announcement, on the log's clock."""
         return {e.event.version: e.t for e in reversed(self.entries) if isinstance(e.event, ev.VersionAnnounced)}
+
+    @cached_property
+    def late(self) -> float:
+        """Seconds before the end within which a word may have been on its way and is missing, as the words that came were late here."""
+        if any(isinstance(entry.event, _DISTURBED) for entry in self.entries):
+            return _LATE_WORD
+        offset: dict[tuple[str, int], float] = {}
+        for entry in self.entries:
+            life = entry.source, entry.incarnation
+            offset[life] = min(offset.get(life, math.inf), entry.t - entry.at)
+        slowest = max((entry.t - entry.at - offset[entry.source, entry.incarnation] for entry in self.entries), default=0.0)
+        gap = max((event.seconds for _, event in self.all(ev.ClockGap)), default=0.0)
+        return min(_LATE_WORD, max(_PROMPT_WORD, _TIMES * slowest, _TIMES * gap))
+
+    @cached_property
+    def times(self) -> dict[int, float]:
+        """Number of an entry -> its time."""
+        return {entry.seq: entry.t for entry in self.entries}
+
+    @cached_property
+    def long_ago(self) -> float:
+        """A word from before this time is in the log."""
+        return self.entries[-1].t - self.late if self.entries else 0.0
+
+    def one_life(self, *roles: str) -> bool:
+        """Whether each of these lived once, and to the end of the run: none of its words died with it."""
+        ends = ev.ProcessExited | ev.RestartDecided | ev.RoleOrdered
+        gone = {entry.event.role for entry in self.entries if isinstance(entry.event, ends)}
+        more = {event.role for _, event in self.all(ev.RoleStarted) if event.incarnation > 1}
+        if any(isinstance(entry.event, ev.RunResumed | ev.NodeLost) for entry in self.entries):
+            return False
+        return not (gone | more) & {*roles}
 
     def may_have_run(self, role: str, version: int, seen: float, *, lives: Collection[int] | None = None) -> bool:
         """Whether one of these lives of a rollout (None: any) may have run on this version though the log has no word of it. ``seen``: when
@@ -126,8 +165,8 @@ class Log:
         """
         announced = self._announced.get(version, math.inf)
         return any(
-            announced <= end <= seen + _LATE_WORD and version > self._told.get((role, life), -1)
-            for life, end in self._cut_short.get(role, {}).items()
+            announced <= end <= seen + patience and version > self._told.get((role, life), -1)
+            for life, (end, patience) in self._cut_short.get(role, {}).items()
             if lives is None or life in lives
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log, some
+from robustrl.core.audit_told import rated
 from robustrl.core.ledger import Ledger, LedgerError
 
 
@@ -48,10 +49,11 @@ def finished(log: Log) -> Found:
             case ev.TrajectoriesConsumed() as event:
                 if early := [i for i in event.ids if i not in finished]:
                     yield entry.seq, f"consumed but never finished: {some(early)}"
+    yield from rated(log)
 
 
 def consumption(log: Log) -> Found:
-    """The trajectories marked consumed by a step are those that its committed state names; each step marks once."""
+    """The trajectories marked consumed by a step are those that its committed state names, in order; each step marks once."""
     marked: dict[int, int] = {}
     for seq, event in log.all(ev.TrajectoriesConsumed):
         if event.step in marked:
@@ -62,7 +64,11 @@ def consumption(log: Log) -> Found:
         elif Counter(event.ids) != Counter(log.steps[event.step].consumed):
             odd = set(event.ids) ^ set(log.steps[event.step].consumed)
             yield seq, f"marked as consumed and named in step {event.step}'s committed state differ in {some(sorted(odd))}"
+        elif event.ids != sorted(event.ids):
+            yield seq, f"step {event.step} marked its trajectories in another order than that of their numbers"
     for seq, committed in log.all(ev.OptimizerStepCommitted):
+        if committed.consumed != sorted(committed.consumed):
+            yield seq, f"step {committed.step} consumed its trajectories in another order than that of their numbers"
         if committed.consumed and committed.step not in marked:
             yield seq, f"step {committed.step} consumed {len(committed.consumed)} trajectories and none was marked"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log, kind_of
+from robustrl.core.audit_told import followed
 from robustrl.core.roles import RoleKind
 
 _Life = tuple[str, int]
@@ -39,6 +40,7 @@ def announced(log: Log) -> Found:
     for seq, step in log.all(ev.OptimizerStepCommitted):
         if step.version not in announced and not log.may_lack(step.step):
             yield seq, f"version {step.version} was committed and never announced"
+    yield from followed(log)
 
 
 def digest(log: Log) -> Found:

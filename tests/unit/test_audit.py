@@ -305,6 +305,8 @@ def test_what_a_tool_put_in_is_not_trained_on() -> None:
                 told[i] = replace(entry, event=replace(event, tool_turns=[turns] * len(event.ids)))
             elif isinstance(event, ev.StepMetrics) and event.step == 1:
                 told[i] = replace(entry, event=replace(event, values=event.values | {"length": length}))
+            elif isinstance(event, ev.RunStarted):
+                told[i] = replace(entry, event=replace(event, config=event.config | {"task": "arithmetic_tool"}))
         return rules(forge(told))
 
     assert [with_length(*said) for said in ((2.0, 0), (1.5, 1), (1.5, 0), (2.5, 1))] == [[], [], ["metrics"], ["metrics"]]
