@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log, kind_of
-from robustrl.core.roles import RoleKind
+from robustrl.core.roles import RoleKind, RoleState
 
 
 def planned(log: Log) -> Iterator[int]:
@@ -139,3 +139,17 @@ def measured(log: Log) -> Found:
     pulled = [seq for seq, event in log.all(ev.PullStarted) if event.version == log.steps[last].version and event.version > 0]
     if pulled and log.times[pulled[0]] < log.long_ago and all(event.step != last for _, event in log.all(ev.StepMetrics)):
         yield pulled[0], f"version {log.steps[last].version} is pulled, and step {last} has no metrics"
+
+
+def reached(log: Log) -> Found:
+    """A run is done once each rollout has the last step's version."""
+    ordered = {event.role for _, event in log.all(ev.RoleOrdered)}
+    if log.status != "done" or any(isinstance(entry.event, ev.RunResumed | ev.RolledBack) for entry in log.entries) or not log.steps:
+        return
+    changes = [event for _, event in log.all(ev.RoleStateChanged)]
+    failed = {event.role for event in changes if event.new == RoleState.FAILED} | ordered
+    served = {event.role for event in changes if event.new == RoleState.HEALTHY} & log.ran.keys()
+    last = log.steps[max(log.steps)].version
+    for role in sorted(served - failed):
+        if max(log.ran[role]) < last:
+            yield log.end, f"the run is called done, and {role} only came to version {max(log.ran[role])} of {last}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log, some
 from robustrl.core.audit_told import rated
 from robustrl.core.ledger import Ledger, LedgerError
+from robustrl.core.recovery import FULL
 
 
 def ledger(log: Log) -> Found:
@@ -42,6 +44,8 @@ def finished(log: Log) -> Found:
                     yield entry.seq, f"finished in batch {event.batch}, group {event.group}, but not started there: {some(wrong)}"
                 if twice := [i for i in event.ids if i in finished]:
                     yield entry.seq, f"finished twice: {some(twice)}"
+                if not _rising(event.ids):
+                    yield entry.seq, f"finished out of the order of numbers: {some(event.ids)}"
                 finished.update(event.ids)
                 sizes = {len(x) for x in (event.ids, event.texts, event.rewards, event.tokens, event.versions, event.tool_turns)}
                 if len(sizes) != 1:
@@ -50,6 +54,10 @@ def finished(log: Log) -> Found:
                 if early := [i for i in event.ids if i not in finished]:
                     yield entry.seq, f"consumed but never finished: {some(early)}"
     yield from rated(log)
+
+
+def _rising(ids: list[int]) -> bool:
+    return all(one < other for one, other in pairwise(ids))
 
 
 def consumption(log: Log) -> Found:
@@ -64,23 +72,29 @@ def consumption(log: Log) -> Found:
         elif Counter(event.ids) != Counter(log.steps[event.step].consumed):
             odd = set(event.ids) ^ set(log.steps[event.step].consumed)
             yield seq, f"marked as consumed and named in step {event.step}'s committed state differ in {some(sorted(odd))}"
-        elif event.ids != sorted(event.ids):
+        elif not _rising(event.ids):
             yield seq, f"step {event.step} marked its trajectories in another order than that of their numbers"
     for seq, committed in log.all(ev.OptimizerStepCommitted):
-        if committed.consumed != sorted(committed.consumed):
+        if not _rising(committed.consumed):
             yield seq, f"step {committed.step} consumed its trajectories in another order than that of their numbers"
         if committed.consumed and committed.step not in marked:
             yield seq, f"step {committed.step} consumed {len(committed.consumed)} trajectories and none was marked"
 
 
 def batches(log: Log) -> Found:
-    """A batch is of as many prompts as the configuration says, each in one group of as many samples; a step trains no more than that."""
+    """A batch is of as many prompts as the configuration says, each in one group of as many samples, once; a step trains no more."""
     prompts, samples = log.config.prompts_per_step, log.config.samples_per_prompt
     groups: dict[int, set[int]] = defaultdict(set)
+    # else batches may be generated again
+    once = not log.all(ev.RunResumed) and all(event.mode != FULL for _, event in log.all(ev.RestartDecided))
     for seq, event in log.all(ev.TrajectoriesStarted):
         if not 0 <= event.group < prompts or len(event.ids) != samples:
             what = f"group {event.group} of batch {event.batch} was started with {len(event.ids)} samples"
             yield seq, f"{what}; asked for were {prompts} prompts a step and {samples} samples of each"
+        if not _rising(event.ids):
+            yield seq, f"group {event.group} of batch {event.batch} was started out of the order of numbers: {some(event.ids)}"
+        if once and event.group in groups[event.batch]:
+            yield seq, f"group {event.group} of batch {event.batch} was started before"
         groups[event.batch].add(event.group)
     for seq, step in log.all(ev.OptimizerStepCommitted):
         if step.step >= 1 and (len(groups[step.batch]) != prompts or len(step.consumed) > prompts * samples):

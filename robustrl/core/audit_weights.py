@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log, kind_of
-from robustrl.core.audit_told import followed
+from robustrl.core.audit_told import followed, reached
 from robustrl.core.roles import RoleKind
 
 _Life = tuple[str, int]
@@ -86,6 +86,7 @@ def pulls(log: Log) -> Found:
             case ev.RoleSample(role=role, incarnation=incarnation, version=version) if version >= 0 and role in log.ran:
                 if version not in log.ran[role] and not log.may_have_run(role, version, entry.t, lives=[incarnation]):
                     yield entry.seq, f"{role} was seen to run on version {version}, which it never committed"
+    yield from reached(log)
 
 
 @dataclass

@@ -69,7 +69,7 @@ REMOVED = [
     (ev.TrajectoriesFinished, None, "finished"),
     (ev.VersionAnnounced, of_version_2, "versions"),
     (ev.PullCommitted, lambda event: event.version == 0, "pulls"),
-    (ev.PullCommitted, lambda event: event.version == 3, "evaluations"),
+    (ev.PullCommitted, lambda event: event.version == 3, "pulls"),
     (ev.PullStarted, of_version_2, "pulls"),
     (ev.EvaluationDone, None, "evaluations"),
     (ev.NodeStarted, None, "roles"),

@@ -238,3 +238,34 @@ def test_a_step_consumes_in_the_order_of_numbers(kind: type) -> None:
     name = "consumed" if kind is ev.OptimizerStepCommitted else "ids"
     forged = forge(altered(cut(), kind, {name: lambda ids: ids[::-1]}, of_step_2))
     assert len(texts("consumption", forged)) == 1 and "order" in texts("consumption", forged)[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "rule"), [(ev.TrajectoriesStarted, "ids", "batches"), (ev.TrajectoriesFinished, "ids", "finished")]
+)
+def test_trajectories_start_and_finish_in_the_order_of_numbers(kind: type, name: str, rule: str) -> None:
+    forged = forge(altered(cut(), kind, {name: lambda ids: ids[::-1]}))
+    assert len(texts(rule, forged)) == 1 and "out of the order" in texts(rule, forged)[0]
+    twice = forge(altered(cut(), kind, {name: lambda ids: [ids[0], *ids[:-1]]}))
+    assert any("out of the order" in text for text in texts(rule, twice))
+
+
+def test_a_group_is_started_once_but_for_a_batch_that_is_generated_again() -> None:
+    entries = altered(cut(), ev.TrajectoriesStarted, {"group": 0}, lambda event: (event.batch, event.group) == (3, 1))
+    assert texts("batches", forge(entries))[0] == "group 0 of batch 3 was started before"
+    full = ev.RestartDecided(role="rollout-0", incarnation=1, reason="", mode="full")
+    for odd in (full, ev.RunResumed(wall=1e9, host_pid=11)):
+        assert all("before" not in text for text in texts("batches", forge(more(entries, 60, "host", odd))))
+
+
+# -- a run that is done -
+
+
+def test_every_rollout_has_the_last_version_of_a_run_that_is_done() -> None:
+    """Without evaluations, too."""
+    entries = less(cut(status="done", evaluation_prompts=0), ev.EvaluationDone)
+    assert audit(forge(entries)) == []
+    short = less(entries, ev.PullCommitted, lambda event: (event.target, event.version) == ("rollout-1", 3))
+    assert texts("pulls", forge(short)) == ["the run is called done, and rollout-1 only came to version 2 of 3"]
+    order = ev.RoleOrdered(role="rollout-1", incarnation=1, action="drain")
+    assert texts("pulls", forge(more(short, len(short) - 14, "host", order))) == []
