@@ -50,8 +50,10 @@ def test_an_argument_of_a_page_is_cut():
     assert "\x1b" not in argument({"name": [b"\x1b[31m\xff"]}, "name")
 
 
-@pytest.mark.parametrize(("given", "name"), [(b"Ada", "Ada"), (b" Ada ", "Ada"), (b"NAME", ""), (b"name", ""), (b"YOURNAME", ""), (b"  ", ""),
-                                             (b"<name>", ""), (b"Name Less", "Name Less")])  # fmt: skip
+@pytest.mark.parametrize(("given", "name"), [
+    (b"Ada", "Ada"), (b" Ada ", "Ada"), (b"Name Less", "Name Less"), (b"NAME", ""), (b"name", ""), (b"YOURNAME", ""), (b"<name>", ""),
+    (b"  ", ""),
+])  # fmt: skip
 def test_what_stands_for_a_name_in_an_address_is_none(given, name):
     assert student_name({"name": [given]}) == name and student_name({}) == ""
 
@@ -75,7 +77,8 @@ def test_a_student_without_a_name_is_asked_for_it(query, monkeypatch):
     access, names = Access.at("127.0.0.1", student='"student-token>'), []
     monkeypatch.setattr(type(dashboard.pn.state), "session_args", property(lambda self: {"token": [b'"student-token>'], **query}))
     monkeypatch.setattr(dashboard.pn.state, "on_session_destroyed", lambda call: None)
-    monkeypatch.setattr(dashboard, "_Session", lambda feed, right, name, **how: names.append(name) or SimpleNamespace(views=defaultdict(dashboard.pn.pane.Str)))
+    views = SimpleNamespace(views=defaultdict(dashboard.pn.pane.Str))
+    monkeypatch.setattr(dashboard, "_Session", lambda feed, right, name, **how: names.append(name) or views)
     page = dashboard.application(lambda: Feed(RecordedRun(failing_log())), access, shared=True)
     with set_curdoc(Document()):
         shown = page()

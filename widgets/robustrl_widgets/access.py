@@ -15,7 +15,6 @@ from robustrl.errors import ConfigError
 from .commands import Right
 from .words import cut
 
-
 _PLACEHOLDERS = ("name", "yourname", "your name", "<name>", "name_here")
 
 

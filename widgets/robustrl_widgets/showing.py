@@ -105,9 +105,9 @@ def _announce(access: Access, address: str, live: bool, as_json: bool, port: int
     if as_json:
         print(json.dumps({"port": port, **links}), flush=True)
         return
-    words = {"look": "look on", "instructor": "inject faults and change thresholds", "student": "queue one fault at a time (asks for a name)"}
+    words = {"look": "look on", "instructor": "inject faults and change thresholds", "student": "queue one fault at a time"}
     for name, link in links.items():
-        print(f"{words[name] + ':':44} {link}", file=sys.stderr, flush=True)
+        print(f"{words[name] + ':':40} {link}", file=sys.stderr, flush=True)
     print("Ctrl-C ends it", file=sys.stderr, flush=True)
 
 
