@@ -31,7 +31,7 @@ function render({ model, el }) {
 // No exponents: what is too small for three digits behind the point is nothing on these axes.
 const nice = (value) => {
   const unit = [[1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([size]) => Math.abs(value) >= 0.9995 * size), shown = unit ? value / unit[0] : value;
-  return `${Number(shown.toFixed(Math.abs(shown) >= 99.95 ? 0 : Math.abs(shown) >= 9.995 ? 1 : unit ? 2 : 3))}${unit ? unit[1] : ""}`;
+  return `${Number(shown.toFixed(Math.abs(shown) >= 99.95 ? 0 : Math.abs(shown) >= 9.995 ? 1 : Math.abs(shown) >= 0.9995 ? 2 : 3))}${unit ? unit[1] : ""}`;
 };
 const chart = (title, axis, series, { low, high, outages, dots, steps, ghosts } = {}) => {
   const [width, height, left, bottom] = [300, 130, 36, 18];
