@@ -44,7 +44,7 @@ export const open = (view, right = "READ") => {
   const tell = (name) => { for (const each of heard[`change:${name}`] ?? []) each(); };
   let n = 0;
   const model = { get: (name) => values[name], set: (name, value) => { values[name] = value; }, on: (name, each) => { (heard[name] ??= []).push(each); }, off: () => {}, save_changes: () => sent.push(JSON.parse(values.command)) };
-  const show = (picture, speed = 1) => { n += 1; values.full = JSON.stringify({ key: n, picture }); values.delta = JSON.stringify({ key: n, n, patch: {}, now: clock / 1000, speed }); tell("full"); tell("delta"); frame(); };
+  const show = (picture, speed = 1, now = clock / 1000) => { n += 1; values.full = JSON.stringify({ key: n, picture }); values.delta = JSON.stringify({ key: n, n, patch: {}, now, speed }); tell("full"); tell("delta"); frame(); };
   const live = (speed = 1) => { n += 1; values.delta = JSON.stringify({ ...JSON.parse(values.delta), n, now: clock / 1000, speed }); tell("delta"); frame(); };
   const answer = (found) => { values.answer = JSON.stringify({ id: sent.at(-1).id, ...found }); tell("answer"); };
   view.render({ model, el });

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 from robustrl_widgets import assets, showing
-from robustrl_widgets.access import Access, argument, is_local
+from robustrl_widgets.access import Access, argument, is_local, student_name
 from robustrl_widgets.commands import Right
 from robustrl_widgets.sources import load_entries
 
@@ -47,6 +50,70 @@ def test_an_argument_of_a_page_is_cut():
     assert "\x1b" not in argument({"name": [b"\x1b[31m\xff"]}, "name")
 
 
+@pytest.mark.parametrize(("given", "name"), [
+    (b"Ada", "Ada"), (b" Ada ", "Ada"), (b"Name Less", "Name Less"), (b"NAME", ""), (b"name", ""), (b"YOURNAME", ""), (b"<name>", ""),
+    (b"  ", ""),
+])  # fmt: skip
+def test_what_stands_for_a_name_in_an_address_is_none(given, name):
+    assert student_name({"name": [given]}) == name and student_name({}) == ""
+
+
+def test_the_printed_link_of_students_gives_no_name_for_them(capsys):
+    showing._announce(Access.at("127.0.0.1"), "127.0.0.1", True, True, 5006)
+    link = json.loads(capsys.readouterr().out)["student"]
+    assert "&" not in link and "NAME" not in link
+
+
+@pytest.mark.parametrize("query", [{}, {"name": [b"NAME"]}, {"name": [b"Ada"]}])
+def test_a_student_without_a_name_is_asked_for_it(query, monkeypatch):
+    pytest.importorskip("panel")
+    from bokeh.document import Document
+    from panel.io.state import set_curdoc
+    from robustrl_widgets import dashboard
+    from robustrl_widgets.feed import Feed
+    from robustrl_widgets.sources import RecordedRun
+    from views_log import failing_log
+
+    access, names = Access.at("127.0.0.1", student='"student-token>'), []
+    monkeypatch.setattr(type(dashboard.pn.state), "session_args", property(lambda self: {"token": [b'"student-token>'], **query}))
+    monkeypatch.setattr(dashboard.pn.state, "on_session_destroyed", lambda call: None)
+    views = SimpleNamespace(views=defaultdict(dashboard.pn.pane.Str))
+    monkeypatch.setattr(dashboard, "_Session", lambda feed, right, name, **how: names.append(name) or views)
+    page = dashboard.application(lambda: Feed(RecordedRun(failing_log())), access, shared=True)
+    with set_curdoc(Document()):
+        shown = page()
+    if query.get("name") == [b"Ada"]:
+        assert names == ["Ada"]
+        return
+    assert names == [] and isinstance(shown, dashboard.pn.pane.HTML)
+    assert 'name="name" required' in shown.object and "value=\"&quot;student-token&gt;\"" in shown.object
+
+
+@pytest.mark.parametrize("origins", [(), ("hub.example.org:8000", "*.example.org", "evil; script-src *")])
+def test_who_may_frame_the_page_is_said_with_each_answer(origins):
+    """A page with an instructor's buttons in a stranger's frame is clicked by whoever is tricked into it."""
+    pytest.importorskip("panel")
+    import tornado.testing
+    import tornado.web
+    from robustrl_widgets.dashboard import _headers
+
+    class Served(tornado.testing.AsyncHTTPTestCase):
+        def get_app(self):
+            app = tornado.web.Application([("/", tornado.web.RequestHandler)])
+            app.add_transform(_headers(origins))
+            return app
+
+        def runTest(self):
+            for path in ("/", "/none"):
+                said = self.fetch(path).headers
+                more = "".join(f" {origin}" for origin in origins[:2])
+                assert said["Content-Security-Policy"] == f"frame-ancestors 'self'{more}" and said["X-Content-Type-Options"] == "nosniff"
+                assert said.get("X-Frame-Options") == (None if origins else "SAMEORIGIN")
+
+    result = Served().run()
+    assert result.wasSuccessful(), result.failures + result.errors
+
+
 @pytest.mark.parametrize("arguments", [["--demo", "--job", "x"], ["--job", "no-such-job"], ["/no/such/run"], ["--demo", "--speed", "0"],
                                        ["--demo", "--speed", "nan"]])  # fmt: skip
 def test_what_cannot_be_shown_is_said(arguments, capsys, tmp_path, monkeypatch):
@@ -71,15 +138,31 @@ def test_where_it_cannot_listen_the_one_at_fault_is_named(arguments, said, capsy
     assert f"robustrl: {said.replace('PORT', port)}" in capsys.readouterr().err
 
 
-def test_the_sample_is_a_run_with_failures_that_healed():
+def load_scene():
     from robustrl_widgets.scene import Scene
 
     scene = Scene()
     for entry in load_entries(showing.SAMPLE):
         scene.apply(entry)
+    return scene
+
+
+def test_the_sample_is_a_run_with_failures_that_healed():
+    scene = load_scene()
     assert not scene.doubts and scene.state.status == "done"
     assert len(scene.episodes.all) >= 2 and all(episode.healed for episode in scene.episodes.all)
     assert {episode.record.role for episode in scene.episodes.all} >= {"rollout-1", "trainer-0"}
+
+
+def test_the_demo_begins_where_something_happens_with_what_was_before():
+    """Half a minute of start-up was all that its first half a minute showed."""
+    feeds, _, _ = showing._feeds(None, None, True, 1.0)
+    feed = feeds()
+    scene, now = feed.still()
+    first = min(view.injected for view in load_scene().state.faults.faults.values())
+    assert 0.5 <= first - scene.state.t0 - now <= 5.0 and scene.state.step > 0 and scene.state.status == "running"
+    whole, _, _ = showing._feeds(showing.SAMPLE, None, False, 1.0)
+    assert whole().still()[1] < 1.0, "a run of one's own begins at its beginning"
 
 
 def test_every_view_is_drawn_by_one_file_for_both_hosts():

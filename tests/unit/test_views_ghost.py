@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from made_log import Writer, made_log
 from robustrl_widgets import ghost_files, showing, static
+from robustrl_widgets.channel import merged
 from robustrl_widgets.feed import Feed
 from robustrl_widgets.ghost import Clock, ghost_of, key_of
 from robustrl_widgets.scene import Scene
@@ -60,6 +61,32 @@ def test_who_leads_is_said_in_steps_and_after_the_end_in_seconds():
     done = _scene(LOG, GHOST)
     assert done.picture("timeline", done.t)["ghost"]["words"].startswith("6 steps took you ")
     assert "ghost" not in _scene(LOG).picture("timeline", 1.0) and _scene(LOG).picture("metrics", 1.0)["race"] == {}
+
+
+def test_all_views_say_the_same_of_the_race_at_any_moment():
+    """Metrics are drawn less often than the timeline: one said 14 steps where the other said 13."""
+    clock = SimpleNamespace(t=0.0)
+    feed = Feed(RecordedRun(LOG, clock=lambda: clock.t), clock=lambda: clock.t)
+    feed._thread, feed._sought = SimpleNamespace(), True  # nobody draws but this test
+    feed.race_against(GHOST)
+    words: dict[str, list[str]] = {"timeline": [], "metrics": []}
+
+    def heard(view, key):
+        def sink(what, channel):
+            shown = merged(json.loads(channel.full)["picture"], json.loads(channel.delta)["patch"])
+            words[view].append(shown.get(key, {}).get("words", ""))
+
+        feed.subscribe(view, sink)
+
+    heard("timeline", "ghost")
+    heard("metrics", "race")
+    said = set()
+    while clock.t < feed.source.length:
+        clock.t += 0.1
+        feed.step()
+        assert words["timeline"][-1] == words["metrics"][-1]
+        said.add(words["timeline"][-1])
+    assert len(said) > 3 and len(words["metrics"]) < len(words["timeline"])
 
 
 def _with_faults(*roles: str) -> list[ev.Entry]:

@@ -71,6 +71,19 @@ def test_a_view_has_its_whole_picture_from_its_first_moment(name):
     view.close()
 
 
+def test_the_state_that_a_reloaded_page_waits_for_is_small_and_bokeh_comes_when_asked():
+    """Bokeh's bundle was four fifths of the state of all views together, which JupyterLab fetches in one message."""
+    view = notebook.Timeline(_job())
+    heard = []
+    view.observe(lambda change: heard.append(json.loads(change["new"])), "answer")
+    assert sum(len(value) for value in view.get_state().values() if isinstance(value, str)) < 100_000
+    view.command = json.dumps({"id": "7", "verb": "bokeh", "args": {}})
+    assert heard[0]["id"] == "7" and "Bokeh" in heard[0]["value"] and view.answer == "{}"
+    view.command = "no command"
+    assert "no command" in view.answer
+    view.close()
+
+
 def test_a_tuning_lab_that_is_saved_shows_what_was_judged_and_is_collected_without_waiting():
     from robustrl_widgets.tuning_widget import TuningLab
 

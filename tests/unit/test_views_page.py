@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 from made_log import made_log
 from robustrl_widgets import assets
+from robustrl_widgets.feed import Feed
 from robustrl_widgets.scene import Scene
+from robustrl_widgets.sources import RecordedRun
 
 from robustrl.core import events as ev
 
@@ -46,7 +48,7 @@ def _running() -> list[ev.Entry]:
     return log[: place + 1]
 
 
-def _page(folder: Path, view: str, script: str, **values: Any) -> Any:
+def _page(folder: Path, view: str, script: str, right: str = "INSTRUCTOR", **values: Any) -> Any:
     """What ``script`` returns, which is given the module `page`, the page `it`, and ``values``."""
     (folder / "view.mjs").write_text(assets.esm(view))
     (folder / "page.mjs").write_text(Path(__file__).with_name("page.mjs").read_text())
@@ -54,7 +56,7 @@ def _page(folder: Path, view: str, script: str, **values: Any) -> Any:
 import * as page from "./page.mjs";
 import view from "./view.mjs";
 const {{ {", ".join(values)} }} = {json.dumps(values)};
-const it = page.open(view, "INSTRUCTOR");
+const it = page.open(view, {json.dumps(right)});
 const run = async () => {{ {script} }};
 console.log(JSON.stringify(await run()));
 process.exit(0);
@@ -139,6 +141,81 @@ it.show(done, 0);
 return [before, words(), it.root.find(".pulls").children.length];
 """, running=running, done=_picture("board", made_log()))  # fmt: skip
     assert "from" in before and after.strip("\u00a0") == "" and arrows == 0
+
+
+def test_after_a_jump_in_a_recording_no_card_tells_of_a_pull_that_is_not_where_the_role_is(tmp_path: Path) -> None:
+    running = _picture("board", _running())
+    role = running["roles"]["rollout-0"]
+    pull = max((pull for pull in running["pulls"].values() if pull["to"] == "rollout-0"), key=lambda pull: pull["t"])
+    kept, behind, earlier, live, arrows = _page(tmp_path, "board", """
+const card = () => it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith("rollout-0,"))[0];
+const words = () => card().find(".wire").textContent.replaceAll("\\u00a0", "");
+const at = (more) => ({ ...running, pulls: {}, roles: { ...running.roles, "rollout-0": { ...role, ...more } } });
+it.show(running, 1, 9); it.show(at(), 1, 20);
+const kept = words();
+it.show(at({ version: role.version + 9 }), 1, 90);
+const behind = words();
+it.show(running, 1, 9); it.show(at(), 1, 0);
+const earlier = words();
+it.show({ ...running, pulls: { x: { ...pull, over: -1 } } }, 1, 9); it.show(at(), 1, 30);
+return [kept, behind, earlier, words(), it.root.find(".pulls").children.length];
+""", running=running, role=role | {"version": pull["v"]}, pull=pull)  # fmt: skip
+    assert "from" in kept and (behind, earlier, live, arrows) == ("", "", "", 0)
+
+
+@pytest.mark.parametrize(("right", "offered"), [("READ", False), ("STUDENT", True), ("INSTRUCTOR", True)])
+def test_only_who_may_make_a_role_fail_is_told_to(tmp_path: Path, right: str, offered: bool) -> None:
+    text = _page(tmp_path, "board", _LOOK + "it.show(picture); return look().say;", right, picture=_picture("board", _running()))
+    assert text.startswith("All ") and ("make it fail" in text) is offered
+
+
+def test_a_recording_is_never_called_live(tmp_path: Path) -> None:
+    told = _page(tmp_path, "board", _LOOK + """
+const told = [];
+for (const speed of [1, 4, 0]) { it.show(running, speed); page.pass(1); told.push(look().told); }
+it.show(done, 0); page.pass(1);
+return [...told, look().told];
+""", "READ", running=_recorded(_running()), done=_recorded(made_log()))  # fmt: skip
+    assert told == ["recording", "recording \u00d74", "recording, stopped", "recording, at its end"]
+
+
+def _recorded(entries: list[ev.Entry]) -> dict[str, Any]:
+    scene, _ = Feed(RecordedRun(entries, at=1e9)).still()
+    return scene.picture("board", scene.t)
+
+
+def test_no_axis_has_an_exponent(tmp_path: Path) -> None:
+    labels = _page(tmp_path, "metrics", """
+const labels = () => it.root.all((node) => node.tag === "text").map((node) => node.textContent);
+const found = [];
+for (const top of [0, 1e-12, 3e-7, 0.5, 1234, 123456, 8.5e6, 3e12]) {
+  it.show({ ...picture, lag: picture.times.map(() => top), steps: [1], reward: [top] });
+  found.push(...labels());
+}
+return found;
+""", picture=_picture("metrics", _running()))  # fmt: skip
+    assert len(labels) > 50 and not [label for label in labels if "e" in label or "NaN" in label]
+    assert {"0", "1", "0.5", "1.23k", "123k", "8.5M"} <= set(labels)
+
+
+def test_a_threshold_that_is_refused_says_why_beside_it(tmp_path: Path) -> None:
+    """Also once the field has lost the keyboard, which a field that waits for its answer does."""
+    sent, before, why, later, gone = _page(tmp_path, "thresholds", """
+it.show(picture);
+const input = it.root.labelled("limit of rollout.no_tokens"), why = input.parentNode.parentNode.find(".why");
+input.value = "0"; input.fire("input"); input.fire("change"); input.fire("blur");
+await page.settle();
+const sent = it.sent.map((command) => [command.verb, command.args]), before = why.textContent;
+it.answer({ error: "rollout.no_tokens = 0: must be a finite time" });
+await page.settle();
+const told = [why.textContent, why.attributes.role];
+it.show(picture); page.pass(3);
+const later = why.textContent;
+input.value = "4"; input.fire("input");
+return [sent, before, told, later, why.textContent];
+""", picture=_picture("thresholds", _running()))  # fmt: skip
+    assert sent == [["set_threshold", {"path": "rollout.no_tokens", "value": "0"}]] and before == "" and gone == ""
+    assert why == ["rollout.no_tokens = 0: must be a finite time", "alert"] and later == why[0]
 
 
 def test_how_failures_are_answered_changes_by_a_button_not_with_each_key(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_what_a_full_restart_costs_is_measured_or_called_an_estimate():
     assert recovery_text.full_cost(episode, scene).startswith("Estimate, not measured: a full restart would have taken about ")
     assert "would have thrown away 4 unfinished answers" in recovery_text.full_cost(episode, scene)
     scene.race.ghost = msgspec.structs.replace(ghost_of(made_log()), restarts=[30.0, 50.0, 41.0], machine={"cores": 3})
-    measured = "took 41.0 s in the ghost's run, measured (median of 3), on another machine (3 cores)."
+    measured = "took 41 s in the ghost's run, measured (median of 3), on another machine (3 cores)."
     assert measured in recovery_text.full_cost(episode, scene) and measured.replace("'", "&#x27;") in static.recoveries_html(scene)
     other = dataclasses.replace(episode, record=msgspec.structs.replace(episode.record, mode="full"))
     scene.episodes.all.append(other)

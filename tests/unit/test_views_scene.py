@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_log import Writer, made_log
-from robustrl_widgets import lanes
+from robustrl_widgets import lanes, showing, static
 from robustrl_widgets.channel import Channel, difference, merged
 from robustrl_widgets.scene import VIEWS, Scene
-from robustrl_widgets.words import LONG, count, cut
+from robustrl_widgets.sources import load_entries
+from robustrl_widgets.words import LONG, count, cut, seconds
 from views_log import back, failing_log
 
 from robustrl.core import events as ev
@@ -64,6 +65,56 @@ def test_a_failure_runs_through_its_stages_on_card_timeline_and_report():
     (report,) = well.picture("recovery", well.t)["recoveries"].values()
     assert report["outcome"] == "recovered" and report["role"] == "rollout-1" and "rollout-1" in report["seen"]
     assert any("takes part again" in line[3] for line in well.story)
+
+
+def test_detection_took_as_long_in_all_views():
+    """The word of a kill comes after that of its effect: views then showed 0 ms, 0.2 s and 0.3 s for one recovery."""
+    scene = _scene(load_entries(showing.SAMPLE))
+    cards, reports = scene.picture("faults", scene.t)["cards"], scene.picture("recovery", scene.t)["recoveries"]
+    assert len(reports) == 2
+    for report in reports.values():
+        card, role = cards[str(report["faults"][0])], report["role"]
+        took = card["detected"] - card["injected"]
+        assert took > 0.1 and report["took"]["detect"] == pytest.approx(took, abs=0.002)
+        assert report["t"]["onset"] == pytest.approx(card["injected"], abs=0.002)
+        bars = [bar for bar in _bars(scene, role) if bar[2] == lanes.DETECT]
+        assert bars[-1][1] - bars[-1][0] == pytest.approx(took, abs=0.02)
+        before = [bar for bar in _bars(scene, role) if bar[1] <= bars[-1][0] + 0.01]
+        assert before[-1][1] == pytest.approx(bars[-1][0], abs=0.01), "no gap in front of it"
+        marks = [mark for mark in scene.lanes.marks if mark[1] == role]
+        assert [mark[2] for mark in marks] == ["fault"] and marks[0][0] == pytest.approx(card["injected"], abs=0.002)
+        said = f"Noticed after {seconds(took)}."
+        assert said in report["seen"] and sum(said in line[3] for line in scene.story) == 1 and said in static.recoveries_html(scene)
+        assert sum(said in line[3] for line in scene.history[role]) == 1
+        back = f"{seconds(card['recovered'] - card['injected'])} after its fault"
+        if report["role"] != "trainer-0":  # it is back only when it trains
+            assert any(back in line[3] for line in scene.story)
+
+
+def test_without_a_fault_it_is_said_since_when_detection_is_counted():
+    scene = _scene(back(failing_log()))
+    (report,) = scene.picture("recovery", scene.t)["recoveries"].values()
+    (bar,) = [bar for bar in _bars(scene, "rollout-1") if bar[2] == lanes.DETECT]
+    said = f"Noticed {seconds(report['took']['detect'])} after its last sign of life."
+    assert said in report["seen"] and any(said in line[3] for line in scene.story)
+    assert bar[1] - bar[0] == pytest.approx(report["took"]["detect"], abs=0.02)
+
+
+def test_steps_that_were_rolled_back_are_no_progress_meanwhile():
+    """A log said: the others made -8 optimizer steps."""
+    log = Writer()
+    for entry in failing_log():
+        log.write(entry.source, entry.event)
+    log.write("trainer-0", ev.RolledBack(old=1, to=0, reason="made up"))
+    log.write("rollout-1", ev.RoleReady(role="rollout-1", incarnation=2, seconds=0.5))
+    (report,) = _scene(log.entries).picture("recovery", 1.0)["recoveries"].values()
+    assert "0 optimizer steps" in report["meanwhile"] and "-" not in report["meanwhile"]
+
+
+@pytest.mark.parametrize(("value", "said"), [(0.0, "0 ms"), (0.0994, "99 ms"), (0.0996, "0.1 s"), (9.94, "9.9 s"), (14.4, "14 s"),
+                                             (99.4, "99 s"), (99.6, "1 min 40 s"), (119.7, "2 min 00 s"), (7200.0, "2.0 h")])  # fmt: skip
+def test_a_time_is_written_in_one_way(value, said):
+    assert seconds(value) == said
 
 
 def test_when_the_run_is_over_no_pull_is_under_way():

@@ -133,6 +133,7 @@ def test_the_pages_of_a_dashboard_have_one_stock_and_beside_a_job_an_instructor_
     made: list[dict[str, Any]] = []
     monkeypatch.setattr(dashboard, "Tuner", lambda sources, show, **how: made.append({"sources": list(sources), **how}))
     monkeypatch.setattr(dashboard.pn.state, "on_session_destroyed", lambda call: None)
+    monkeypatch.setattr(type(dashboard.pn.state), "session_args", property(lambda self: {"name": [b"Ada"]}))
     log = failing_log()
     feed = Feed(LiveRun(FakeJob(log, len(log))) if live else RecordedRun(log))
     feed._thread = threading.current_thread()

@@ -15,6 +15,8 @@ from robustrl.errors import ConfigError
 from .commands import Right
 from .words import cut
 
+_PLACEHOLDERS = ("name", "yourname", "your name", "<name>", "name_here")
+
 
 def _token() -> str:
     return secrets.token_urlsafe(18)
@@ -60,6 +62,12 @@ def is_local(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
+
+
+def student_name(arguments: dict[str, list[bytes]]) -> str:
+    """Under which a student's faults stand. Empty: none was given, or what stood in its place in a printed address."""
+    name = argument(arguments, "name", 40).strip()
+    return "" if name.casefold() in _PLACEHOLDERS else name
 
 
 def argument(arguments: dict[str, list[bytes]], name: str, limit: int = 200) -> str:

@@ -26,7 +26,7 @@ def head(scene: Scene) -> dict[str, Any]:
     rewards = [row["reward"] for row in state.metrics[-1:] if "reward" in row]
     return {
         "name": cut(state.name), "run": cut(state.run), "status": scene.status, "reason": cut(scene.lost or state.reason, LONG),
-        "lost": bool(scene.lost), "step": state.step, "steps": state.steps,
+        "lost": bool(scene.lost), "recorded": scene.length > 0, "step": state.step, "steps": state.steps,
         "accuracy": round(state.evaluations[-1].accuracy, 4) if state.evaluations else None,
         "accuracy0": round(state.evaluations[0].accuracy, 4) if state.evaluations else None,
         "reward": round(rewards[0], 3) if rewards else None, "newest": state.newest, "wall": state.wall, "mode": state.recovery_mode,
@@ -108,9 +108,9 @@ def _stages(scene: Scene, view: RoleView, now: float) -> dict[str, Any] | None:
         episode = last
     return {"on": episode.stage, "since": _stage_since(episode, state.t0), "rule": cut(episode.record.rule),
             "took": {name: round(took, 2) for name, took in episode.seconds().items() if took is not None},
-            "total": round(episode.record.total, 2) if episode.record.total is not None else None}
+            "total": round(episode.total, 2) if episode.total is not None else None}
 
 
 def _stage_since(episode: Episode, t0: float) -> float:
     record = episode.record
-    return round((record.ready if record.ready is not None else record.detected) - t0, 2)
+    return round((record.ready if record.ready is not None else episode.detected) - t0, 2)

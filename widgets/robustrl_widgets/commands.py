@@ -7,6 +7,7 @@ instructor's; a student may have one fault under way at a time, under a name.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -30,6 +31,11 @@ _LINE = 400
 _RECOVERY = {"mode": MODES, "standbys": STANDBYS}
 _SEEN = 5.0
 """Seconds until an ordered fault is in the log that this side reads."""
+_FURTHEST = 1_000_000
+"""Optimizer steps that a fault may be ordered ahead."""
+_LONGEST = 86_400.0
+"""Seconds of a fault that a page may order."""
+log = logging.getLogger(__name__)
 
 
 class Right(IntEnum):
@@ -84,6 +90,9 @@ class Commander:
             return {"confirm": str(question)}
         except (RobustRLError, ValueError, KeyError, OSError) as error:
             return {"error": cut(error.args[0] if isinstance(error, KeyError) and error.args else error, LONG)}
+        except Exception:  # a defect: whoever asked hears of it all the same
+            log.exception("a command of a view failed")
+            return {"error": f"{cut(command.verb, 40)} failed: the log of the kernel, or of the dashboard's process, says why"}
 
     # -- verbs -----------------------------------------------------------------------------------------------------------------------------
 
@@ -123,18 +132,22 @@ class Commander:
             state = self._feed.still()[0].state
             alone, step = last_live(state, str(role)), state.step
         values = {"fault": args.get("kind"), "target": role, "force": alone}
-        values |= {name: args[name] for name in ("phase", "seconds") if args.get(name)}
+        values |= {"phase": args["phase"]} if args.get("phase") else {}
+        if args.get("seconds"):
+            values["seconds"] = seconds = number("seconds", args["seconds"])
+            if not seconds <= _LONGEST:
+                raise Refused(f"seconds = {seconds:g}: must be at most {_LONGEST:g}, a day")
         if args.get("ahead"):
-            values["step"] = step + 1 + int(args["ahead"])
+            values["step"] = step + 1 + whole("ahead", args["ahead"], _FURTHEST)
         fault = make_fault(values)
         if self._right is Right.STUDENT:
             self._check_student(fault, bool(args.get("hidden")))
         if alone and not args.get("sure"):
             raise _Confirm(f"{cut(role, 60)} is the last live rollout: until it is back, nobody generates.")
-        number = job._call("inject", None, fault=msgspec.to_builtins(fault), hidden=bool(args.get("hidden")), by=self._by)
-        job.wait_until(lambda: number in job._state.faults.faults, _SEEN)
-        said = "" if args.get("hidden") else f"fault {number} is ordered: {fault.name}, {fault.aim()}, {fault.when()}"
-        return {"fault": number, "said": said}
+        ordered = job._call("inject", None, fault=msgspec.to_builtins(fault), hidden=bool(args.get("hidden")), by=self._by)
+        job.wait_until(lambda: ordered in job._state.faults.faults, _SEEN)
+        said = "" if args.get("hidden") else f"fault {ordered} is ordered: {fault.name}, {fault.aim()}, {fault.when()}"
+        return {"fault": ordered, "said": said}
 
     @property
     def _by(self) -> str:
@@ -142,7 +155,7 @@ class Commander:
 
     def _check_student(self, fault: Any, hidden: bool) -> None:
         if not self._name:
-            raise Refused("say who you are first: open the page with &name=YOURNAME in its address")
+            raise Refused("say who you are first: open the page with &name= and your name in its address")
         if hidden or fault.by == "host":
             raise Refused("a student's fault hits one role's process, and is not hidden")
         under_way = [view.fault for view in self._feed.scene.state.faults.faults.values() if view.by == self._by and not view.settled]
@@ -171,9 +184,9 @@ class Commander:
         return {"said": ""}
 
     def _fault(self, args: dict[str, Any]) -> int:
-        number = args.get("fault")
+        wanted = whole("fault", args.get("fault"))
         with self._feed.lock:
-            view = self._feed.scene.state.faults.faults.get(int(number)) if isinstance(number, int | float) else None
+            view = self._feed.scene.state.faults.faults.get(wanted)
         if view is None or (self._right is Right.STUDENT and view.by != self._by):
             whose = " of yours" if self._right is Right.STUDENT else ""
             raise Refused(f"there is no such fault{whose}")
@@ -209,7 +222,7 @@ class Commander:
         if not isinstance(source, RecordedRun) or not self._may_play:
             raise Refused("only a recording that is yours can be wound")
         speed, at = args.get("speed"), args.get("at")
-        source.play(None if speed is None else float(speed), None if at is None else float(at))
+        source.play(None if speed is None else number("speed", speed), None if at is None else number("at", at))
         return {"speed": source.speed, "at": source.now(), "length": source.length}
 
 
@@ -231,6 +244,20 @@ _VERBS: dict[str, tuple[Right, Callable[[Commander, dict[str, Any]], Any]]] = {
     "pause": (Right.INSTRUCTOR, Commander._pause),
     "resume": (Right.INSTRUCTOR, Commander._resume),
 }
+
+
+def number(name: str, value: Any) -> float:
+    """An argument that is a number. Raises Refused."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Refused(f"{name} = {cut(repr(value), 40)}: must be a number")
+    return float(value)
+
+
+def whole(name: str, value: Any, most: int = 2**53) -> int:
+    """An argument that is a whole number from 0 to ``most``: neither fraction nor NaN, nor what no message to the host can carry."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most or value != int(value):
+        raise Refused(f"{name} = {cut(repr(value), 40)}: must be a whole number from 0 to {most}")
+    return int(value)
 
 
 def parse(raw: Any) -> Command:

@@ -7,7 +7,9 @@ picture when it comes, then what changes. Left out: encryption (put it behind a 
 
 from __future__ import annotations
 
+import html
 import logging
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -17,11 +19,13 @@ import msgspec
 import panel as pn
 import param
 from bokeh.document import Document
+from tornado.httputil import HTTPHeaders
+from tornado.web import OutputTransform
 
 from robustrl.replay.run import Run
 
 from . import assets
-from .access import Access, argument
+from .access import Access, argument, student_name
 from .channel import Channel
 from .commands import Answer, Commander, Right
 from .feed import Feed, Subscription
@@ -38,6 +42,7 @@ body { margin: 0; background: light-dark(#e9edf1, #0b0d0f); font-family: system-
 """
 _SHADOW = ":host { display: block; }"
 _UNTIL_NOW, _WHOLE = "this run, until now", "this run"
+_ORIGIN = re.compile(r"[A-Za-z0-9.*:\[\]-]+")
 log = logging.getLogger(__name__)
 
 
@@ -186,10 +191,13 @@ def application(feeds: Callable[[], Feed], access: Access, shared: bool) -> Call
         right = access.right(argument(arguments, "token"))
         if right is None:
             return pn.pane.Str("This page needs a token: open the address that the dashboard printed when it was started.")
+        name = student_name(arguments)
+        if right is Right.STUDENT and not name:
+            return _who_are_you(argument(arguments, "token"))
         feed = feeds()
         if not stocks:
             stocks.append(stock_of(feed))
-        session = _Session(feed, right, argument(arguments, "name", 40), may_play=not shared, stock=stocks[0])
+        session = _Session(feed, right, name, may_play=not shared, stock=stocks[0])
         pn.state.on_session_destroyed(lambda _: session.close())
         views = session.views
         side = pn.Column(views["faults"], views["recovery"], views["thresholds"], sizing_mode="stretch_width",
@@ -203,6 +211,15 @@ def application(feeds: Callable[[], Feed], access: Access, shared: bool) -> Call
     return page
 
 
+def _who_are_you(token: str) -> Any:
+    """Asks a student for the name under which the faults will stand, and comes back with it."""
+    return pn.pane.HTML(
+        f'<form method="get"><input type="hidden" name="token" value="{html.escape(token, quote=True)}">'
+        '<label>Your name, under which your faults will stand: '
+        '<input name="name" required maxlength="40" autofocus autocomplete="off"></label> <button>Open the page</button></form>',
+        styles={"padding": "30px"}, stylesheets=[":host { font-size: 16px; } input, button { font: inherit; padding: 4px 8px; }"])
+
+
 def serve(feeds: Callable[[], Feed], access: Access, *, shared: bool, title: str, address: str = "127.0.0.1", port: int = 0,
           origins: tuple[str, ...] = (), ready: Callable[[int], None] | None = None) -> None:
     """Serves until it is interrupted. ``port`` 0: a free one, told to ``ready``. ``origins``: further hosts (``name:port``) whose pages may
@@ -214,6 +231,7 @@ def serve(feeds: Callable[[], Feed], access: Access, *, shared: bool, title: str
     server = pn.serve(
         {"/": app}, port=port, address=address, show=False, start=False, title=title, verbose=False,
         websocket_origin=_origins(address, port, origins), websocket_max_message_size=MAX_MESSAGE, autoreload=False)
+    server._tornado.add_transform(_headers(origins))
     server.start()
     if ready:
         server.io_loop.add_callback(ready, port)
@@ -221,6 +239,24 @@ def serve(feeds: Callable[[], Feed], access: Access, *, shared: bool, title: str
         server.io_loop.start()
     finally:
         server.stop()
+
+
+def _headers(origins: tuple[str, ...]) -> type[OutputTransform]:
+    """What each answer says to the browser: who may put the page into a frame (its own origin, which is a proxy's where one is used, and
+    those that were configured), and that nothing is to be taken for what it is not called.
+    """
+    framing = " ".join(["frame-ancestors 'self'", *(origin for origin in origins if _ORIGIN.fullmatch(origin))])
+
+    class Headers(OutputTransform):
+        def transform_first_chunk(self, status_code: int, headers: HTTPHeaders, chunk: bytes, finishing: bool
+                                  ) -> tuple[int, HTTPHeaders, bytes]:  # fmt: skip
+            headers["Content-Security-Policy"] = framing
+            headers["X-Content-Type-Options"] = "nosniff"
+            if not origins:  # it knows no list, and old browsers know nothing else
+                headers["X-Frame-Options"] = "SAMEORIGIN"
+            return status_code, headers, chunk
+
+    return Headers
 
 
 def _free_port(address: str) -> int:

@@ -1,7 +1,9 @@
 """Recoveries as stories: to each of `robustrl.core.recoveries` what was seen, and what went on meanwhile. Fed from the log, pure, bounded.
 
-An episode runs through three stages: *detect* (from the injection or the last sign of life to the first word of the failure), *restart* (to
-a new life that is set up) and *reconnect* (until it takes part again). Times are the host's monotonic seconds.
+An episode runs through three stages: *detect* (from its onset to the verdict), *restart* (to a new life that is set up) and *reconnect*
+(until it takes part again). The onset is the moment at which a fault was done, by the injector's proof; where no fault is known it is the
+last sign of life, and whoever draws it says so. The fault's own card counts from the same moments (core/fault_book.py): one number for one
+thing in all views. Times are the host's monotonic seconds.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from robustrl.core import events as ev
-from robustrl.core.recoveries import OPEN, RECOVERED, Recoveries, Recovery
+from robustrl.core.recoveries import INJECTION, LAST_SIGN, OPEN, RECOVERED, Recoveries, Recovery
 from robustrl.core.run_state import RunState
+
+from .words import seconds
 
 KEPT = 100
 """Episodes that are remembered."""
@@ -33,6 +37,31 @@ class Episode:
     """Answers that were unfinished when it failed."""
     meanwhile_tokens: int = 0
     meanwhile_steps: int = 0
+    proved: float | None = None
+    """When the fault behind it was done; None: no fault is known."""
+    judged: float | None = None
+    """When the verdict was in the log; None: there was none."""
+    noted: float = 0.0
+    """The onset that it had when it was noticed."""
+
+    @property
+    def onset(self) -> float:
+        return self.record.onset if self.proved is None else self.proved
+
+    @property
+    def detected(self) -> float:
+        return max(self.onset, self.record.detected if self.judged is None else self.judged)
+
+    @property
+    def total(self) -> float | None:
+        return None if self.record.back is None else self.record.back - self.onset
+
+    @property
+    def noticed(self) -> str:
+        """How long detection took, in words: since what is part of them."""
+        took = seconds(self.detected - self.onset)
+        words = {INJECTION: f"Noticed after {took}.", LAST_SIGN: f"Noticed {took} after its last sign of life."}
+        return words.get(self.record.onset_by, "")
 
     @property
     def stage(self) -> str:
@@ -47,7 +76,8 @@ class Episode:
 
     def seconds(self) -> dict[str, float | None]:
         """Of each stage that is over."""
-        return {"detect": self.record.detect, "restart": self.record.restart, "reconnect": self.record.reconnect}
+        ready = None if self.record.ready is None else max(0.0, self.record.ready - self.detected)
+        return {"detect": self.detected - self.onset, "restart": ready, "reconnect": self.record.reconnect}
 
 
 class Episodes:
@@ -57,12 +87,14 @@ class Episodes:
         """Roles that are suspect now: detection is under way."""
         self.closed: list[Episode] = []
         """Those that the last entry closed."""
+        self.dated: list[tuple[Episode, float]] = []
+        """Those whose fault became known with the last entry, after they had been noticed, and the onset that they had before."""
         self.startup: float | None = None
         """Seconds from the start of the first role to the first answer that was begun; None: not yet."""
         self._first: float | None = None
         self._recoveries = Recoveries()
         self._open: dict[str, Episode] = {}
-        self._verdicts: dict[tuple[str, int], ev.Verdict] = {}
+        self._verdicts: dict[tuple[str, int], tuple[ev.Verdict, float]] = {}
 
     def open_of(self, role: str) -> Episode | None:
         return self._open.get(role)
@@ -72,7 +104,7 @@ class Episodes:
 
     def apply(self, entry: ev.Entry, state: RunState) -> None:
         """Takes the next entry in; ``state`` has it already."""
-        self.closed = []
+        self.closed, self.dated = [], []
         self._recoveries.feed(entry)
         event = entry.event
         if self.startup is None:
@@ -81,7 +113,7 @@ class Episodes:
             return
         match event:
             case ev.Verdict():
-                self._verdict(event)
+                self._verdict(event, entry.t)
             case ev.RoleStateChanged(role=role, new=new) if new != "suspect":
                 self.suspected.pop(role, None)
         self._refresh(state)
@@ -89,6 +121,8 @@ class Episodes:
             case ev.TrajectoriesMoved():
                 if episode := self.last_of(event.source):
                     episode.moved.setdefault(event.target, []).extend(event.kept)
+            case ev.FaultInjected():
+                self._date(event, state)
             case ev.SnapshotRestored():
                 if episode := self._open.get(event.role):
                     episode.restored = f"step {event.step}, from the {event.source} copy, in {event.seconds:.1f} s"
@@ -100,13 +134,20 @@ class Episodes:
             case ev.TrajectoriesStarted() if self._first is not None:
                 self.startup = entry.t - self._first
 
-    def _verdict(self, verdict: ev.Verdict) -> None:
+    def _verdict(self, verdict: ev.Verdict, t: float) -> None:
         if verdict.kind == "failed":
-            self._verdicts[verdict.role, verdict.incarnation] = verdict
+            self._verdicts[verdict.role, verdict.incarnation] = verdict, t
         elif verdict.kind == "suspect":
             self.suspected.setdefault(verdict.role, verdict)
         elif verdict.kind == "cleared":
             self.suspected.pop(verdict.role, None)
+
+    def _date(self, event: ev.FaultInjected, state: RunState) -> None:
+        """The word of a fault may come after that of its effect."""
+        episode = next((episode for episode in reversed(self.all) if event.fault in episode.record.faults), None)
+        if episode is not None and episode.proved is None and (proved := _proved(episode.record, state)) is not None:
+            before, episode.proved = episode.noted, min(proved, episode.detected)
+            self.dated.append((episode, before))
 
     def _refresh(self, state: RunState) -> None:
         known = {episode.record.number: episode for episode in self.all}
@@ -114,15 +155,26 @@ class Episodes:
         for record in self._recoveries.all()[-KEPT:]:
             episode = known.get(record.number)
             if episode is None:
-                episode = Episode(record, tokens, in_flight=state.ledger.balance().in_flight)
+                episode = Episode(record, tokens, in_flight=state.ledger.balance().in_flight, proved=_proved(record, state))
+                episode.noted = episode.onset
                 self.all.append(episode)
                 del self.all[:-KEPT]
             elif episode.record == record:
                 continue
             was_open, episode.record = episode.record.outcome == OPEN, record
-            if verdict := self._verdicts.pop((record.role, record.incarnation), None):
+            if found := self._verdicts.pop((record.role, record.incarnation), None):
+                verdict, episode.judged = found
                 episode.evidence, episode.threshold, episode.blind_spot = verdict.evidence, verdict.threshold, verdict.blind_spot
             if was_open and record.outcome != OPEN:
                 self.closed.append(episode)
-            episode.meanwhile_tokens, episode.meanwhile_steps = tokens - episode.tokens, state.step - record.step
+            episode.meanwhile_tokens = max(0, tokens - episode.tokens)
+            episode.meanwhile_steps = max(0, state.step - record.step)  # none, where they were rolled back
         self._open = {role: episode for episode in self.all if episode.record.outcome == OPEN for role in episode.record.roles}
+
+
+def _proved(record: Recovery, state: RunState) -> float | None:
+    """When the earliest fault behind it was done to a life that it replaces."""
+    lives = {(role, first) for role, first, _ in record.lives}
+    hits = [hit.t for number in record.faults if (view := state.faults.faults.get(number)) for hit in view.hits
+            if (hit.role, hit.incarnation) in lives]  # fmt: skip
+    return min(hits) if hits and record.onset_by == INJECTION else None

@@ -68,6 +68,7 @@ class Feed:
         self._drawn: dict[str, float] = {}
         self._end: Scene | None = None
         self._complaint = ""
+        self._race = ""
         self._account_at = 0.0
 
     def subscribe(self, view: str, sink: Sink) -> Subscription:
@@ -121,6 +122,9 @@ class Feed:
         """Folds what came and sends what changed."""
         with self.lock:
             self._fold()
+            if (race := self.scene.race.said(self.scene.state, self.source.now())) != self._race:
+                self._race = race  # the timeline says it at once: no other view may say something else meanwhile
+                self._drawn.pop("metrics", None)
             views = {subscription.view for subscription in self._subscriptions}
             news = {view: self._draw(view) for view in views if self._due(view)}
             subscriptions = list(self._subscriptions)

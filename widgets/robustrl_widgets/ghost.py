@@ -185,12 +185,16 @@ class Race:
             return {}
         at = self.clock.at(state.t0 + now)
         return {
-            "words": self.words(state, at), "label": self.label(state),
+            "words": self.said(state, now), "label": self.label(state),
             "steps": [list(commit) for commit in self._marks.commits[-_MOST:]],
             "reward": [list(reward) for reward in self._marks.rewards[-_MOST:]],
             "ghost_steps": [list(commit) for commit in ghost.commits if commit[0] <= at],
             "ghost_reward": [list(reward) for reward in ghost.rewards if reward[0] <= at],
         }
+
+    def said(self, state: RunState, now: float) -> str:
+        """As `picture` says it in words, at ``now`` seconds after the first entry."""
+        return self.words(state, self.clock.at(state.t0 + now))
 
     def words(self, state: RunState, at: float) -> str:
         """Who leads, at ``at`` on the training clock. Whoever is ahead of a ghost that was struck, and was not struck, has won nothing."""

@@ -14,7 +14,7 @@ from robustrl.core import events as ev
 from robustrl.core.roles import QUIET, Phase, RoleState
 from robustrl.core.run_state import RunState
 
-from .episodes import Episodes
+from .episodes import Episode, Episodes
 
 WORK, IDLE, DETECT, RESTART, RECONNECT, START, OFF = "w", "i", "d", "r", "c", "s", "x"
 CODES = {WORK: "working", IDLE: "waiting (normal)", DETECT: "detect", RESTART: "restart", RECONNECT: "reconnect / pull",
@@ -70,6 +70,16 @@ class Lane:
         if t > onset:
             self.bars.append(Bar(onset, t, code, phase))
 
+    def move(self, code: str, before: float, start: float) -> None:
+        """The bar of this code that began at ``before`` begins at ``start``; the one in front of it reaches that far."""
+        for place, bar in enumerate(self.bars):
+            if bar.code == code and abs(bar.start - before) < 0.01 and (bar.end < 0 or start <= bar.end):
+                bar.start = start
+                if place and abs(self.bars[place - 1].end - before) < 0.01:
+                    self.bars[place - 1].end = start
+                self._whole.clear()
+                return
+
     def keep(self, most: int) -> None:
         while len(self.bars) > most:
             self.bars.popleft()
@@ -113,15 +123,20 @@ class Lanes:
             case ev.Verdict(role=role, kind="suspect", onset=onset) if role in self.lanes:
                 self._detected(role, onset - state.t0, t, DETECT)
             case ev.RoleStateChanged(role=role, new="failed") if (episode := episodes.last_of(role)) and role in self.lanes:
-                onset = episode.record.onset - state.t0
+                onset = episode.onset - state.t0
                 self._detected(role, onset, t, RESTART)
                 self._mark(onset, role, "verdict", f"rule {episode.record.rule}" if episode.record.rule else "failed")
             case ev.RoleStateChanged(role=role):
                 self._follow(role, t, state, episodes)
             case ev.FaultPlanned(fault=fault, hidden=True):
                 self._hidden.add(fault)
-            case ev.FaultInjected(role=role, phase=phase, fault=fault) if fault not in self._hidden:
-                self._mark(t, role, "fault", f"fault {fault} in phase {phase}" if phase else f"fault {fault}")
+            case ev.FaultInjected(role=role, phase=phase, fault=fault):
+                for episode, before in episodes.dated:
+                    self._date(episode, before - state.t0, episode.onset - state.t0)
+                if fault not in self._hidden:
+                    view = state.faults.faults.get(fault)
+                    done = view.hits[-1].t - state.t0 if view and view.hits else t
+                    self._mark(done, role, "fault", f"fault {fault} in phase {phase}" if phase else f"fault {fault}")
             case ev.OptimizerStepCommitted(step=step):
                 self.steps.append([t, step])
             case ev.RunEnded():
@@ -132,10 +147,23 @@ class Lanes:
         self.lanes[role].replace_from(max(0.0, min(onset, t)), t, DETECT, "")
         self.lanes[role].begin(t, then, "")
 
+    def _date(self, episode: Episode, before: float, onset: float) -> None:
+        """Detection was drawn from the last sign of life on; now it is known when the fault was done."""
+        for role in episode.record.roles:
+            if role in self.lanes:
+                self.lanes[role].move(DETECT, before, onset)
+        for mark in self.marks:
+            if mark[1:3] == [episode.record.role, "verdict"] and abs(float(mark[0]) - before) < 0.01:
+                mark[0] = round(onset, 3)
+
     def _mark(self, t: float, role: str, kind: str, words: str) -> None:
         near = [mark for mark in self.marks if mark[1] == role and abs(float(mark[0]) - t) < 1.0]
-        if not (kind == "verdict" and near):  # the fault that it found stands there already
-            self.marks.append([round(t, 3), role, kind, words])
+        if kind == "verdict" and near:  # the fault that it found stands there already
+            return
+        for mark in near if kind == "fault" else ():
+            if mark[2] == "verdict":
+                self.marks.remove(mark)
+        self.marks.append([round(t, 3), role, kind, words])
 
     def _follow(self, role: str, t: float, state: RunState, episodes: Episodes) -> None:
         view, lane = state.roles.get(role), self.lanes.get(role)

@@ -90,7 +90,7 @@ def picture(scene: Scene, now: float) -> dict[str, Any]:
         "times": list(curves.times), "tokens": {role: list(curve) for role, curve in curves.tokens.items()}, "lag": list(curves.lag),
         "ettrs": list(curves.ettrs), "race": scene.race.picture(state, now),
         "ledger": msgspec.to_builtins(state.ledger.balance()),
-        "outages": [[round(episode.record.onset - state.t0, 1),
+        "outages": [[round(episode.onset - state.t0, 1),
                      round((episode.record.back if episode.record.back is not None else state.t) - state.t0, 1), episode.record.role]
                     for episode in scene.episodes.all],
     }

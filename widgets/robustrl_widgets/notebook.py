@@ -16,7 +16,7 @@ import traitlets
 
 from . import assets, static
 from .channel import Channel
-from .commands import Answer, Commander, Right
+from .commands import Answer, Commander, Refused, Right, parse
 from .feed import Feed
 from .hosts import feed_of
 
@@ -127,14 +127,26 @@ class Player(View):
 class Timeline(View):
     view, _esm = "timeline", assets.esm("timeline")
     figure = traitlets.Unicode().tag(sync=True)
-    bokeh_js = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, run: Job | Feed | Run | str | Path, right: Right = Right.INSTRUCTOR) -> None:
         from .figure import timeline_json
 
         self.set_trait("figure", timeline_json())
-        self.set_trait("bokeh_js", assets.bokeh_js())
         super().__init__(run, right)
+
+    def _commanded(self, change: Any) -> None:
+        if change["new"] and _verb(change["new"]) == "bokeh":
+            self._answer({"id": parse(change["new"]).id, "value": assets.bokeh_js()})
+            self.answer = "{}"  # the view's state is what a page that is reloaded waits for: it stays small
+        else:
+            super()._commanded(change)
+
+
+def _verb(raw: str) -> str:
+    try:
+        return parse(raw).verb
+    except Refused:
+        return ""
 
 
 def _take_clicks_while_a_cell_runs(comm: Any) -> None:

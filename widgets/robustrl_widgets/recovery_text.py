@@ -71,9 +71,9 @@ def full_cost(episode: Episode, scene: Scene) -> str:
     """What a full restart took, measured in this run or the ghost's; else what it would have taken, which is an estimate and says so."""
     if episode.record.mode == "full":
         return ""
-    here = [other.record for other in scene.episodes.all if other.record.mode == "full" and other.record.total is not None]
+    here = [other.total for other in scene.episodes.all if other.record.mode == "full" and other.total is not None]
     if here:
-        took = statistics.median(other.total for other in here if other.total is not None)
+        took = statistics.median(here)
         return f"A full restart took {seconds(took)} in this run, measured{_of(len(here))}."
     if (ghost := scene.race.ghost) and ghost.restarts:
         took, where = statistics.median(ghost.restarts), scene.race.where(scene.state)
@@ -92,14 +92,15 @@ def _of(number: int) -> str:
 def picture(episode: Episode, scene: Scene) -> dict[str, Any]:
     state, record = scene.state, episode.record
     t0 = state.t0
-    times = {"onset": record.onset, "detected": record.detected, "ready": record.ready, "back": record.back}
+    times = {"onset": episode.onset, "detected": episode.detected, "ready": record.ready, "back": record.back}
     return {
         "n": record.number, "role": record.role, "roles": list(record.roles), "life": record.incarnation, "rule": cut(record.rule),
         "mode": record.mode, "standby": cut(record.standby), "outcome": record.outcome, "stage": episode.stage, "step": record.step,
         "faults": list(record.faults),
         "t": {name: round(t - t0, 3) if t is not None else None for name, t in times.items()},
         "took": {name: round(took, 3) if took is not None else None for name, took in episode.seconds().items()},
-        "seen": cut(seen(episode), LONG), "done": cut(done(episode), LONG), "meanwhile": meanwhile(episode), "moved": moved(episode),
+        "seen": cut(f"{seen(episode)} {episode.noticed}".strip(), LONG),
+        "done": cut(done(episode), LONG), "meanwhile": meanwhile(episode), "moved": moved(episode),
         "full": full_cost(episode, scene), "blind": cut(episode.blind_spot, LONG),
     }
 

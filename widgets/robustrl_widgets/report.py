@@ -56,7 +56,7 @@ def html_of(entries: Sequence[ev.Entry], number: int | None = None, ghost: Ghost
     """Raises ConfigError if there is no such recovery."""
     end, episode = _find(entries, number, ghost)
     record, t0 = episode.record, end.state.t0
-    start = max(0.0, record.onset - t0 - _BEFORE)
+    start = max(0.0, episode.onset - t0 - _BEFORE)
     stop = min(end.t, (record.back if record.back is not None else end.state.t) - t0 + _AFTER)
     every = max(_LEAST, (stop - start) / _FRAMES)
     frames = _frames(entries, start, stop, every)
@@ -66,7 +66,7 @@ def html_of(entries: Sequence[ev.Entry], number: int | None = None, ghost: Ghost
         "recovery": recovery_text.picture(episode, end),
         "history": {role: list(lines) for role, lines in end.history.items()},
     }
-    title = f"{record.role}: {record.outcome}" + (f" in {seconds(record.total)}" if record.total is not None else "")
+    title = f"{record.role}: {record.outcome}" + (f" in {seconds(episode.total)}" if episode.total is not None else "")
     text = _page(title, end, data, _audited(entries))
     if len(text.encode()) > LIMIT:  # many roles: fewer moments of them
         data["first"], data["patches"], data["every"] = frames[0], [difference(frames[0], frames[-1])], round(stop - start, 3)
@@ -88,6 +88,7 @@ def _find(entries: Sequence[ev.Entry], number: int | None, ghost: Ghost | None) 
 
 def _frames(entries: Sequence[ev.Entry], start: float, stop: float, every: float) -> list[dict[str, Any]]:
     scene, frames, t0, moment = Scene(), [], entries[0].t, start
+    scene.length = entries[-1].t - t0
     for entry in entries:
         while entry.t - t0 > moment and moment <= stop:
             frames.append(scene.picture("board", moment))

@@ -17,10 +17,10 @@ from robustrl.core.run_state import PullView, RunState
 from robustrl.core.thresholds import Thresholds
 
 from . import board, faults, metrics, player, recovery_text, thresholds, trajectories
-from .episodes import Episodes
+from .episodes import Episode, Episodes
 from .ghost import Race
 from .lanes import Lanes, chunked
-from .words import LONG, count, cut, seconds
+from .words import LONG, SHORT, count, cut, seconds
 
 _HISTORY = 40
 _STORY = 40
@@ -81,15 +81,17 @@ class Scene:
     def _tell(self, entry: ev.Entry) -> None:
         t = round(entry.t - self.state.t0, 2)
         for episode in self.episodes.closed:
-            if episode.record.total is not None:
-                took, role = seconds(episode.record.total), episode.record.role
+            if episode.total is not None:
+                took, role = seconds(episode.total), episode.record.role
                 self._say(t, role, "good", f"{role} takes part again, {took} after its {_SINCE[episode.record.onset_by]}.")
+        for episode, _ in self.episodes.dated:
+            self._reword(episode)
         match entry.event:
             case ev.RoleSample():
                 return
             case ev.RoleStateChanged(role=role, new="failed"):
                 if failed := self.episodes.last_of(role):
-                    self._say(t, role, "bad", f"{recovery_text.seen(failed)} Noticed after {seconds(failed.record.detect)}.")
+                    self._say(t, role, "bad", f"{recovery_text.seen(failed)} {failed.noticed}".strip())
             case ev.RoleStateChanged(role=role, new=new, reason=reason):
                 self._note(t, role, "plain", f"{new}: {reason}")
             case ev.Verdict(role=role, kind=kind, rule=rule) if kind != "failed":
@@ -119,6 +121,14 @@ class Scene:
                 self._say(t, "", "plain", f"Fault {fault} is revealed: {view.kind}, {view.target}.")
             case ev.ErrorRaised(role=role, error=error, text=text):
                 self._note(t, role, "bad", f"{error}: {text}")
+
+    def _reword(self, episode: Episode) -> None:
+        """Since when it was so has become known after it was told."""
+        seen = recovery_text.seen(episode)
+        for lines in (self.story, self.history.get(episode.record.role, ())):
+            for line in lines:
+                if line[1] == episode.record.role and line[3].startswith(f"{seen} Noticed"):
+                    line[3] = cut(f"{seen} {episode.noticed}", LONG if lines is not self.story else SHORT)
 
     def _note(self, t: float, role: str, tone: str, words: str) -> None:
         if role:

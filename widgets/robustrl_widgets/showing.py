@@ -12,11 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robustrl.core import events as ev
 from robustrl.errors import ConfigError, JobFailed, MissingExtra, WaitTimeout
 
 from .access import Access, is_local
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 SAMPLE = Path(__file__).parent / "sample" / "demo.jsonl.gz"
 """A recorded run of the class profile, for ``dashboard --demo``."""
+_BEFORE = 3.0
+"""Seconds before the first fault at which the demo begins: its start-up is slow and shows nothing."""
 _GRACE = 5.0
 _LAST_PORT = 65535
 
@@ -76,7 +79,8 @@ def _feeds(run: Path | None, job: str | None, demo: bool, speed: float) -> tuple
         entries = load_entries(path)
         if not entries:
             raise ConfigError("RUN", str(path), "its log is empty")
-        return (lambda: Feed(RecordedRun(entries, speed), ghosts=folder_of(path))), f"RobustRL: {path.name}", False
+        at = _first_fault(entries) - _BEFORE if demo else 0.0
+        return (lambda: Feed(RecordedRun(entries, speed, at=at), ghosts=folder_of(path))), f"RobustRL: {path.name}", False
     from robustrl.launching import attach
     from robustrl.runtime.registry import live_jobs
 
@@ -87,18 +91,23 @@ def _feeds(run: Path | None, job: str | None, demo: bool, speed: float) -> tuple
     return (lambda: feed), f"RobustRL: {job or names[0]}", True
 
 
+def _first_fault(entries: Sequence[ev.Entry]) -> float:
+    """Seconds from the first entry to it; 0 without one."""
+    return next((entry.t - entries[0].t for entry in entries if isinstance(entry.event, ev.FaultInjected)), 0.0)
+
+
 def _announce(access: Access, address: str, live: bool, as_json: bool, port: int) -> None:
     host = address if address not in ("0.0.0.0", "::") else "127.0.0.1"
     base = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
     links = {"look": base if is_local(address) else f"{base}?token={access.viewer}"}
     if live:
-        links |= {"instructor": f"{base}?token={access.instructor}", "student": f"{base}?token={access.student}&name=NAME"}
+        links |= {"instructor": f"{base}?token={access.instructor}", "student": f"{base}?token={access.student}"}
     if as_json:
         print(json.dumps({"port": port, **links}), flush=True)
         return
-    words = {"look": "look on", "instructor": "inject faults and change thresholds", "student": "queue one fault at a time, under a name"}
+    words = {"look": "look on", "instructor": "inject faults and change thresholds", "student": "queue one fault at a time"}
     for name, link in links.items():
-        print(f"{words[name] + ':':42} {link}", file=sys.stderr, flush=True)
+        print(f"{words[name] + ':':40} {link}", file=sys.stderr, flush=True)
     print("Ctrl-C ends it", file=sys.stderr, flush=True)
 
 

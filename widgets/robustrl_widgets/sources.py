@@ -75,7 +75,9 @@ class LiveRun:
 class RecordedRun:
     """A finished run, played back: at any speed, from any moment, again and again."""
 
-    def __init__(self, entries: Sequence[ev.Entry], speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, entries: Sequence[ev.Entry], speed: float = 1.0, clock: Callable[[], float] = time.monotonic,
+                 at: float = 0.0) -> None:
+        """Plays from ``at`` seconds on; what came before is there from the first moment."""
         if not entries:
             raise ValueError("a recording without entries cannot be played")
         self.job: Job | None = None
@@ -83,7 +85,7 @@ class RecordedRun:
         self._entries, self._clock = entries, clock
         self._times = [entry.t - entries[0].t for entry in entries]
         self._taken, self._speed = 0, speed
-        self._at, self._since = 0.0, clock()
+        self._at, self._since = min(max(0.0, at), self._times[-1]), clock()
 
     @classmethod
     def load(cls, path: str | Path, speed: float = 1.0) -> RecordedRun:

@@ -25,7 +25,7 @@ from robustrl.replay.sweeping import drawn_settings
 
 from . import tuning
 from .channel import Channel
-from .commands import Answer, Command, Refused, Right, parse
+from .commands import Answer, Command, Refused, Right, number, parse, whole
 from .tuning_stock import Loaded, Stock
 from .words import LONG, cut
 
@@ -263,18 +263,12 @@ class Tuner:
 
     def _look(self, args: Mapping[str, Any]) -> None:
         assert self.material is not None
-        place = args.get("run")
-        if not isinstance(place, int | float) or not 0 <= int(place) < len(self.material.runs):
-            raise Refused(f"run: must be a place from 0 to {len(self.material.runs) - 1}")
-        self.shown = int(place)
+        self.shown = whole("run", args.get("run"), len(self.material.runs) - 1)
         self._still = tuning.still(self.material, self.shown)
 
     def _point(self, args: Mapping[str, Any]) -> None:
         assert self.material is not None
-        place = args.get("point")
-        if not isinstance(place, int | float) or not 0 <= int(place) < len(self.points):
-            raise Refused(f"point: must be a place from 0 to {len(self.points) - 1}")
-        self.now = self.material.trial(self.points[int(place)][0])
+        self.now = self.material.trial(self.points[whole("point", args.get("point"), len(self.points) - 1)][0])
 
     def _compare(self, args: Mapping[str, Any]) -> None:
         self.other = self.now if args.get("on") else None
@@ -303,9 +297,7 @@ def _changes(args: Mapping[str, Any], material: tuning.Material) -> dict[str, fl
         value = args.get(slider.path)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise Refused(f"{slider.path}: must be a number of seconds")
-        seconds = min(slider.high, max(slider.low, float(value)))
+        seconds = min(slider.high, max(slider.low, number(slider.path, value)))
         if abs(seconds - slider.base) > 1e-3 * slider.base:
             found[slider.path] = round(seconds, 4)
     return found

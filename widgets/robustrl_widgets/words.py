@@ -33,9 +33,15 @@ def cut(text: object, limit: int = SHORT) -> str:
 
 
 def seconds(value: float) -> str:
+    """As `span` in esm/common.js says it."""
     if value < 0.0995:
         return f"{value * 1000:.0f} ms"
-    return f"{value:.1f} s" if value < 100 else f"{value / 60:.1f} min"
+    if value < 9.95:
+        return f"{value:.1f} s"
+    if value < 99.5:
+        return f"{value:.0f} s"
+    whole = round(value)
+    return f"{whole // 60} min {whole % 60:02d} s" if value < 5970 else f"{value / 3600:.1f} h"
 
 
 def count(value: float) -> str:

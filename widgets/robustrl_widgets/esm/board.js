@@ -70,7 +70,7 @@ function render({ model, el }) {
       if (ill.length > 3) parts.push(` and ${ill.length - 3} more`);
       text = [...parts, `. The other ${well} roles go on.`];
     } else if (job.status === "starting") text = [h("b", {}, `${count} roles`), " are starting."];
-    else text = [h("b", {}, `All ${count} roles are well.`), " Click one to see what it did, or to make it fail."];
+    else text = [h("b", {}, `All ${count} roles are well.`), ["STUDENT", "INSTRUCTOR"].includes(model.get("right")) ? " Click one to see what it did, or to make it fail." : " Click one to see what it did."];
     say.className = `say ${view.silent() ? "" : ["done", "stopped"].includes(job.status) ? "ended" : ill.length || job.status === "failed" ? "ill" : ""}`;
     say.replaceChildren(...text);
     nodes.classList.toggle("last", Boolean(job.lost));
@@ -117,7 +117,7 @@ function render({ model, el }) {
     const element = big
       ? h("button", { class: "role", onclick: () => select(name) }, h("div", { class: "row" }, h("b", {}, name), life), h("div", { class: "row" }, word, age), bar, h("div", { class: "row" }, doing, version), ...(wire ? [wire] : []), stages)
       : h("button", { class: "role mini", onclick: () => select(name) }, h("div", { class: "row" }, h("b", {}, name), h("span", {}, word, " ", life)), stages);
-    let known = "", now = first;
+    let known = "", now = first, last = null;
     cards.set(name, {
       element,
       update: (role) => {
@@ -147,11 +147,14 @@ function render({ model, el }) {
       },
       pulled: (pull) => {
         if (!wire) return;
+        last = pull;
         if (!pull) { set_class(wire, "row wire more"); set_text(wire.firstChild, "\u00a0"); return; }
         const live = pull.over < 0, share = pull.bytes ? Math.round(100 * pull.done / pull.bytes) : 0, rate = pull.rate ? ` \u00b7 ${bytes(pull.rate)}/s ${pull.via}` : "";
         set_class(wire, `row wire more ${live ? "live" : view.now() - pull.over < 3 ? "fresh-wire" : ""}`);
         set_text(wire.firstChild, live ? `\u21e3 v${pull.v} from ${pull.from}, ${share} %${rate}` : `\u21e3 v${pull.v} from ${pull.from}${rate}`);
       },
+      // A last pull is told of as long as it is where the role is: in a recording time jumps, and what it jumped over was never seen.
+      no_pull: () => { if (last && (last.over < 0 || last.over > view.now() || last.v !== now.version)) cards.get(name).pulled(null); },
       tick: () => {
         if (big) set_text(age, ["stopped", "retired"].includes(now.state) ? "" : age_text(now));
         draw_stages();
@@ -180,7 +183,8 @@ function render({ model, el }) {
     if (!job) return;
     const over = ["done", "stopped", "failed"].includes(job.status);
     fresh.className = `fresh ${view.silent() ? "old" : ""}`;
-    set_text(fresh, over ? "ended" : view.speed() === 0 ? "standing still" : view.speed() !== 1 ? `recording \u00d7${view.speed()}` : quiet > 2.5 ? `no news for ${span(quiet)}` : "live");
+    const how = view.speed() === 0 ? `, ${over ? "at its end" : "stopped"}` : view.speed() !== 1 ? ` \u00d7${view.speed()}` : "";
+    set_text(fresh, job.recorded ? `recording${how}` : over ? "ended" : view.speed() === 0 ? "standing still" : quiet > 2.5 ? `no news for ${span(quiet)}` : "live");
   };
 
   const draw_story = (picture) => {
@@ -194,6 +198,7 @@ function render({ model, el }) {
     const now = view.now(), base = nodes.getBoundingClientRect(), drawn = [];
     const marks = Object.values(shown.pulls ?? {}).sort((a, b) => a.t - b.t);
     const newest = new Map(marks.map((pull) => [pull.to, pull]));
+    for (const [name, card] of cards) if (!newest.has(name)) card.no_pull();
     for (const pull of newest.values()) {
       cards.get(pull.to)?.pulled(pull);
       const age = pull.over < 0 ? 0 : now - pull.over, from = cards.get(pull.from)?.element, to = cards.get(pull.to)?.element;

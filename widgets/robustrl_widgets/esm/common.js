@@ -40,7 +40,8 @@ const span = (seconds) => {
   if (seconds < 0.0995) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
   if (seconds < 99.5) return `${Math.round(seconds)} s`;
-  return seconds < 5970 ? `${Math.floor(seconds / 60)} min ${String(Math.round(seconds % 60)).padStart(2, "0")} s` : `${(seconds / 3600).toFixed(1)} h`;
+  const all = Math.round(seconds);
+  return seconds < 5970 ? `${Math.floor(all / 60)} min ${String(all % 60).padStart(2, "0")} s` : `${(seconds / 3600).toFixed(1)} h`;
 };
 const bytes = (count) => {
   const units = ["B", "kB", "MB", "GB", "TB"];

@@ -28,14 +28,18 @@ function render({ model, el }) {
   view.root.append(h("h2", {}, "Metrics"), race_words, charts, h("h2", {}, "Answers"), ledger);
   return () => view.close();
 }
-const nice = (value) => Math.abs(value) >= 1000 ? `${(value / 1000).toPrecision(2)}k` : Number(value.toPrecision(3)).toString();
+// No exponents: what is too small for three digits behind the point is nothing on these axes.
+const nice = (value) => {
+  const unit = [[1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([size]) => Math.abs(value) >= 0.9995 * size), shown = unit ? value / unit[0] : value;
+  return `${Number(shown.toFixed(Math.abs(shown) >= 99.95 ? 0 : Math.abs(shown) >= 9.995 ? 1 : Math.abs(shown) >= 0.9995 ? 2 : 3))}${unit ? unit[1] : ""}`;
+};
 const chart = (title, axis, series, { low, high, outages, dots, steps, ghosts } = {}) => {
   const [width, height, left, bottom] = [300, 130, 36, 18];
   const all = series.flatMap(([, xs, ys]) => ys.map((y, index) => [xs[index], y])).filter(([x, y]) => typeof x === "number" && typeof y === "number");
   const box = h("div", { class: "chart" }, h("h3", {}, title, " ", h("span", {}, axis)));
   if (!all.length) { box.append(h("p", { class: "mut" }, "no value yet")); return box; }
-  const bounds = (values, least, most) => { const a = least ?? Math.min(...values), b = Math.max(most ?? Math.max(...values), a + 1e-9); return [a, b]; };
-  const [x0, x1] = bounds(all.map(([x]) => x)), [y0, y1] = bounds(all.map(([, y]) => y), low, high);
+  const xs = all.map(([x]) => x), ys = all.map(([, y]) => y), [x0, x1] = [Math.min(...xs), Math.max(...xs)], y0 = low ?? Math.min(...ys);
+  const top = high ?? Math.max(...ys), y1 = top > y0 ? top : y0 + 1;  // a curve that is flat still has an axis
   const X = (x) => left + (width - left - 4) * (x - x0) / (x1 - x0 || 1), Y = (y) => 6 + (height - bottom - 8) * (1 - (y - y0) / (y1 - y0 || 1));
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}: ${series.map(([name, , ys]) => `${name} now ${nice(Number(ys.at(-1) ?? 0))}`).join(", ")}` });
   for (const [from, to] of outages ?? []) if (to > x0 && from < x1) drawing.append(svg("rect", { x: X(Math.max(from, x0)), y: 4, width: Math.max(1.5, X(Math.min(to, x1)) - X(Math.max(from, x0))), height: height - bottom - 4, fill: "var(--det)", opacity: 0.25 }));

@@ -3,11 +3,12 @@ const WORDS = { w: "working", i: "waiting (normal)", d: "detect", r: "restart", 
 const PAINT = { w: "work", i: "idle", d: "det", r: "res", c: "rec", s: "soft" };
 const WINDOWS = [30, 60, 120, 300, 1200];
 
-const load_bokeh = async (model) => {
-  if (!window.Bokeh?.embed) {
-    const script = document.createElement("script");
-    script.textContent = model.get("bokeh_js");
-    document.head.append(script);
+// Once for all timelines of a page. A notebook's page asks for it: as part of the view's state it would be most of what a reload waits for.
+const load_bokeh = async (view) => {
+  for (let tries = 0; !window.Bokeh?.embed && tries < 60; tries += 1) {
+    const { value } = await view.ask("bokeh");
+    if (value && !window.Bokeh?.embed) document.head.append(h("script", {}, value));
+    else if (!value) await new Promise((soon) => setTimeout(soon, 1000));
   }
   return window.Bokeh;
 };
@@ -88,7 +89,7 @@ async function render({ model, el }) {
   const view = open_view(model, el, "timeline", (picture) => { shown = picture; update(); }, () => scroll());
   view.root.append(h("h2", {}, "Timeline"), legend, ghost, place);
 
-  const Bokeh = await load_bokeh(model);
+  const Bokeh = await load_bokeh(view);
   const found = await Bokeh.embed.embed_item({ ...JSON.parse(model.get("figure")), target_id: null }, place);
   const by_name = (name) => plot.document.get_model_by_name(name);
   const top = found.model ?? [...(found.roots ?? found)][0].model;
