@@ -49,7 +49,8 @@ class BadRun(LogError):
     def __init__(self, path: str, problems: list[Problem], partial: bool) -> None:
         more = f" (and {counted(len(problems) - 1, 'more problem')})" if len(problems) > 1 else ""
         advice = "; Run.load(path, partial=True) keeps what can be read" if partial else ""
-        super().__init__(f"{path}: {problems[0]}{more}{advice}")
+        first = "".join(c if c.isprintable() else " " for c in str(problems[0]))  # a log may quote what would move a terminal's cursor
+        super().__init__(f"{path}: {first}{more}{advice}")
         self.path, self.problems, self.partial = path, problems, partial
 
     def __reduce__(self) -> tuple[type, tuple[str, list[Problem], bool]]:
