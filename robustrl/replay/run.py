@@ -246,7 +246,8 @@ class Run:
     def __repr__(self) -> str:
         faults = sum(mark.expect == FAILED for mark in self.truth)
         odd = f", {counted(len(self.problems), 'problem')}" if self.problems else ""
-        return (f"<Run {self.name}: {self.seconds:.1f} s, {counted(len(self.roles), 'role')}, {len(self.entries)} entries, "
+        entries = "1 entry" if len(self.entries) == 1 else f"{len(self.entries)} entries"
+        return (f"<Run {self.name}: {self.seconds:.1f} s, {counted(len(self.roles), 'role')}, {entries}, "
                 f"{counted(faults, 'fault')}{odd}>")
 
 
