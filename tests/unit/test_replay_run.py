@@ -66,6 +66,7 @@ def test_a_run_loads_from_directory_file_and_gzip(tmp_path: Path, lines: list[by
     assert packed.stat().st_size < file.stat().st_size / 4
     assert gzip.decompress(packed.read_bytes()) == file.read_bytes()
     assert ", 1 fault>" in repr(run) and robustrl.Run is Run
+    assert ", 0 roles, 1 entry, 0 faults>" in repr(Run.of(run.entries[:1])) and " 1 false alarm" not in repr(robustrl.replay(run))
 
 
 def test_injected_faults_are_truth_and_somebody_can_mark_more(world: World, lines: list[bytes], tmp_path: Path) -> None:
