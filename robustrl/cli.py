@@ -69,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor = add("doctor", _doctor, "Say what this machine has for a job, and what to do about what is missing.")
     doctor.add_argument("--json", action="store_true")
     dashboard = add("dashboard", _dashboard, "Show a running job, or play a finished one, as a page in the browser.")
-    dashboard.add_argument("run", nargs="?", type=_path, metavar="RUN", help="a finished run to play: its directory or its events.jsonl")
+    dashboard.add_argument("run", nargs="?", type=_path, metavar="RUN",
+                           help="a finished run to play: its directory, its events.jsonl (also gzipped), or a Parquet file")
     dashboard.add_argument("--job", metavar="NAME", help="a live job (default: the only one there is)")
     dashboard.add_argument("--demo", action="store_true", help="play the recorded run that comes with the package")
     dashboard.add_argument("--speed", type=float, default=1.0, help="of the playback (default: 1)")

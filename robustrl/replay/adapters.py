@@ -6,16 +6,19 @@
 What becomes of them: a GPU or rank is a trainer that is always in its train phase, active while its utilisation is at least ``floor``; an
 idle one is taken to be behind the others, which wait for it. A vLLM instance is a rollout, with ``vllm:generation_tokens_total`` as its
 progress and ``vllm:num_requests_running`` as its work; its loop is taken to turn when tokens come, so a heartbeat to a silent one goes
-unanswered. A value holds until the next one; a series without a value
-for more than `GAP` times its usual step was not seen in that time. Failures are truth. Raises ConfigError that names file and row.
+unanswered. A value holds until the next one; a series without a value for more than `GAP` times its usual step was not seen in that time.
+A Prometheus value NaN is none: so it marks a series that was not there (*stale*). The scale of a DCGM series follows from its name.
+Failures are truth. Raises ConfigError that names file, row or value, and what is allowed.
 Leaves out: phases, micro-batches, optimizer steps, exits; rules that need them say nothing. Nobody watched live, so nothing was said live:
 replay such a run with thresholds, not without.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import math
+import reprlib
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,24 +29,36 @@ import msgspec
 from ..core import events as ev
 from ..core.thresholds import KEEP_ALIVE
 from ..errors import ConfigError
+from .reading import LATEST
 from .run import Run
 
 GAP = 3.0
-DCGM = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_SM_ACTIVE")
+DCGM = {"DCGM_FI_DEV_GPU_UTIL": 100.0, "DCGM_FI_PROF_GR_ENGINE_ACTIVE": 1.0, "DCGM_FI_PROF_SM_ACTIVE": 1.0}
+"""Names and what stands for full utilisation."""
 TOKENS, RUNNING = "vllm:generation_tokens_total", "vllm:num_requests_running"
 _AGENT = "node_agent-0"
+_LONG = 100
+_RANKS = 1_000_000
+_COUNT = 2.0**53
+_SLOWEST = 3600.0
+"""Seconds between the values of a series, usually, at most."""
+_SAMPLES = 10_000_000
+"""Of all series together, with those in between, at most: a week of sixteen of them."""
 Series = list[tuple[float, float]]
 
 
 def from_csv(utilisation: str | Path, failures: str | Path | None = None, *, floor: float = 0.05) -> Run:
-    """``t``: seconds; ``rank``: from 0; ``utilisation``: a share of 1, or per cent if any value is above 1."""
-    path = Path(utilisation)
+    """``t``: seconds from 0 on; ``rank``: from 0; ``utilisation``: a share of 1, or per cent if any value is above 1."""
+    path = _file("utilisation", utilisation)
+    _check(failures, floor)
     series: dict[str, Series] = {}
     for number, row in _rows(path, ("t", "rank", "utilisation")):
-        t, rank, value = (_number(path, number, row, name) for name in ("t", "rank", "utilisation"))
-        if rank < 0 or rank != int(rank) or not 0 <= value <= 100:
-            raise ConfigError(f"{path}, row {number}", row, "rank must be a number from 0 on, utilisation lie between 0 and 100")
-        _add(series.setdefault(f"trainer-{int(rank)}", []), t, value, f"{path}, row {number}")
+        where = f"{path}, row {number}"
+        rank = _within(row["rank"], f"{where}: rank", 0, _RANKS - 1)
+        if rank != int(rank):
+            raise ConfigError(f"{where}: rank", row["rank"], "must be a whole number")
+        value = _within(row["utilisation"], f"{where}: utilisation", 0, 100)
+        _add(series.setdefault(f"trainer-{int(rank)}", []), row["t"], value, f"{where}: t")
     if not series:
         raise ConfigError(str(path), "", "must hold at least one row")
     return _marked(_run(path.stem, _shares(series), {}, {}, floor), failures, "rank")
@@ -51,28 +66,33 @@ def from_csv(utilisation: str | Path, failures: str | Path | None = None, *, flo
 
 def from_prometheus(exports: str | Path | Sequence[str | Path], failures: str | Path | None = None, *, floor: float = 0.05) -> Run:
     """``exports``: JSON files, each the answer to a range query. Series of other names are not looked at."""
-    paths = [Path(exports)] if isinstance(exports, str | Path) else [Path(path) for path in exports]
+    if not isinstance(exports, str | Path | Sequence) or isinstance(exports, bytes) or not exports:
+        raise ConfigError("exports", exports, "must be the path of a file, or a list of at least one")
+    paths = [_file("exports", path) for path in ([exports] if isinstance(exports, str | Path) else exports)]
+    _check(failures, floor)
     found: dict[str, dict[str, Series]] = {"util": {}, TOKENS: {}, RUNNING: {}}
     for path in paths:
-        for metric, values in _matrix(path):
+        for metric, values, where in _matrix(path):
             name = str(metric.get("__name__", ""))
             group = "util" if name in DCGM else name
             if group in found:
                 which = ", ".join(f"{key}={metric[key]}" for key in sorted(metric) if key not in ("__name__", "job"))
                 target = found[group].setdefault(which, [])
-                for place, (t, text) in enumerate(values, 1):
-                    _add(target, float(t), _finite(text, f"{path}, {name}{{{which}}}, value {place}"), f"{path}, {name}, value {place}")
+                most = DCGM.get(name, _COUNT)
+                for t, value, place in _pairs(values, f"{where}, {name}{{{which}}}", most):
+                    _add(target, t, value / most if name in DCGM else value, f"{place}: time")
     if not found["util"] and not found[TOKENS]:
         raise ConfigError(", ".join(map(str, paths)), "", f"must hold a series named {', '.join((*DCGM, TOKENS))}")
     ranks = {f"trainer-{i}": found["util"][which] for i, which in enumerate(sorted(found["util"]))}
     instances = sorted(found[TOKENS])
     tokens = {f"rollout-{i}": found[TOKENS][which] for i, which in enumerate(instances)}
     running = {f"rollout-{i}": found[RUNNING].get(which, []) for i, which in enumerate(instances)}
-    return _marked(_run(paths[0].stem, _shares(ranks), tokens, running, floor), failures, "role")
+    return _marked(_run(paths[0].stem, ranks, tokens, running, floor), failures, "role")
 
 
 def _run(name: str, shares: dict[str, Series], tokens: dict[str, Series], running: dict[str, Series], floor: float) -> Run:
     every = {**shares, **tokens}
+    _check_size(every)
     begin = min(series[0][0] for series in every.values())
     facts: list[tuple[float, str, ev.Event]] = [
         (begin, ev.HOST, ev.RunStarted(schema=ev.SCHEMA, run=name, name=name, wall=begin, host_pid=0, config={}, machine={}))
@@ -113,12 +133,28 @@ def _rollout(role: str, series: Series, running: Series) -> Iterator[tuple[float
 
 def _filled(series: Series) -> Iterator[tuple[float, float]]:
     """With the keep-alives of a node agent between the values, where it can be said to have looked."""
-    usual = statistics.median(b[0] - a[0] for a, b in zip(series, series[1:], strict=False)) if len(series) > 1 else KEEP_ALIVE
+    usual = _usual(series)
     for (t, value), (following, _) in zip(series, [*series[1:], (series[-1][0], 0.0)], strict=True):
         yield t, value
         if following - t <= GAP * usual:
             steps = math.ceil((following - t) / KEEP_ALIVE - 1e-9)
             yield from ((t + i * KEEP_ALIVE, value) for i in range(1, steps))
+
+
+def _usual(series: Series) -> float:
+    """Seconds from value to value."""
+    return statistics.median(b[0] - a[0] for a, b in zip(series, series[1:], strict=False)) if len(series) > 1 else KEEP_ALIVE
+
+
+def _check_size(every: dict[str, Series]) -> None:
+    """What is between the values is made up, value by value: that is bounded by what somebody can have meant."""
+    count = 0.0
+    for role, series in every.items():
+        if (usual := _usual(series)) > _SLOWEST:
+            raise ConfigError(f"{role}: seconds between its values", usual, f"must usually be at most {_SLOWEST:g}")
+        count += sum(min(b[0] - a[0], GAP * usual) for a, b in zip(series, series[1:], strict=False)) / KEEP_ALIVE
+    if count > _SAMPLES:
+        raise ConfigError("seconds that the series cover", round(count), f"must be at most {_SAMPLES:,} in all: give less at a time")
 
 
 def _shares(series: dict[str, Series]) -> dict[str, Series]:
@@ -130,58 +166,108 @@ def _shares(series: dict[str, Series]) -> dict[str, Series]:
 def _marked(run: Run, failures: str | Path | None, who: str) -> Run:
     if failures is None:
         return run
-    path = Path(failures)
+    path = _file("failures", failures)
     for number, row in _rows(path, (who, "start", "end")):
+        where = f"{path}, row {number}"
         role = row["role"] if who == "role" else f"trainer-{row['rank']}"
-        start = _number(path, number, row, "start") - run.begin
-        end = _number(path, number, row, "end") - run.begin if row["end"] else None
+        start = _within(row["start"], f"{where}: start", 0, LATEST) - run.begin
+        end = _within(row["end"], f"{where}: end", 0, LATEST) - run.begin if row["end"] else None
         try:
             run = run.annotate(role, start, end, kind="failure")
         except ConfigError as error:
-            raise ConfigError(f"{path}, row {number}: {error.field}", error.value, error.allowed) from None
+            raise ConfigError(f"{where}: {error.field}", error.value, error.allowed) from None
     return run
+
+
+def _file(name: str, value: Any) -> Path:
+    if isinstance(value, str | Path) and str(value).strip() and "\0" not in str(value):
+        return Path(value)
+    raise ConfigError(name, value, "must be the path of a file")
+
+
+def _check(failures: Any, floor: Any) -> None:
+    if failures is not None:
+        _file("failures", failures)
+    if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 < floor <= 1:
+        raise ConfigError("floor", floor, "must be a share above 0 and at most 1")
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
     """(row, counted with the header as 1; its values)."""
+    number = 1
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
                 raise ConfigError(f"{path}, row 1", reader.fieldnames, f"the columns {', '.join(missing)} are missing")
-            for number, row in enumerate(reader, 2):
+            for row in reader:
+                number += 1
                 if None in row or None in row.values():
                     raise ConfigError(f"{path}, row {number}", row, f"must have {len(reader.fieldnames or ())} values")
                 yield number, row
+    except csv.Error as error:
+        raise ConfigError(f"{path}, row {number + 1}", "", f"is no row of a CSV: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), "", f"cannot be read: {error}") from error
 
 
-def _matrix(path: Path) -> list[tuple[dict[str, Any], list[Any]]]:
+def _matrix(path: Path) -> Iterator[tuple[dict[str, Any], list[Any], str]]:
+    """(labels, values, place in the file) of each series."""
     try:
-        answer = msgspec.json.decode(path.read_bytes())
-        if answer["status"] != "success" or answer["data"]["resultType"] != "matrix":
-            raise ConfigError(str(path), answer.get("status"), "must be a successful answer to a range query (resultType matrix)")
-        return [(series["metric"], series["values"]) for series in answer["data"]["result"]]
-    except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
-        raise ConfigError(str(path), "", f"is no answer of /api/v1/query_range: {type(error).__name__}: {error}") from error
+        answer = msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8))
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(str(path), "", f"is no answer of /api/v1/query_range: {error}") from error
+    if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict) or answer.get("status") != "success" \
+            or answer["data"].get("resultType") != "matrix":  # fmt: skip
+        status = _short(answer.get("status") if isinstance(answer, dict) else answer)
+        raise ConfigError(str(path), status, "must be a successful answer to a range query (resultType matrix)")
+    found = answer["data"].get("result")
+    if not isinstance(found, list):
+        raise ConfigError(f"{path}, result", _short(found), "must be a list of series")
+    for place, series in enumerate(found, 1):
+        where = f"{path}, series {place}"
+        if not isinstance(series, dict):
+            raise ConfigError(where, _short(series), "must be an object with metric and values")
+        metric, values = series.get("metric"), series.get("values")
+        if not isinstance(metric, dict):
+            raise ConfigError(f"{where}: metric", _short(metric), "must be an object of labels")
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"{where}: values", _short(values), "must be a list of at least one [time, value]")
+        yield metric, values, where
 
 
-def _number(path: Path, number: int, row: dict[str, str], name: str) -> float:
-    return _finite(row[name], f"{path}, row {number}: {name}")
+def _pairs(values: list[Any], where: str, most: float) -> Iterator[tuple[Any, float, str]]:
+    """(time, value, place in the file) of those that are numbers."""
+    numbers = 0
+    for place, pair in enumerate(values, 1):
+        at = f"{where}, value {place}"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ConfigError(at, _short(pair), "must be a pair [time, value]")
+        if str(pair[1]).lower() == "nan":
+            continue
+        numbers += 1
+        yield pair[0], _within(pair[1], at, 0, most), at
+    if not numbers:
+        raise ConfigError(where, "NaN", "must have a value that is a number")
 
 
-def _finite(text: Any, where: str) -> float:
+def _short(value: Any) -> Any:
+    return value if len(repr(value)) < _LONG else reprlib.repr(value)
+
+
+def _within(value: Any, where: str, low: float, high: float) -> float:
+    """Of a number, or the text of one."""
     try:
-        value = float(text)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
-        raise ConfigError(where, text, "must be a finite number")
-    return value
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not low <= number <= high:
+        raise ConfigError(where, _short(value), f"must be a number from {low:g} to {high:g}")
+    return number
 
 
-def _add(series: Series, t: float, value: float, where: str) -> None:
-    if series and t <= series[-1][0]:
+def _add(series: Series, t: Any, value: float, where: str) -> None:
+    seconds = _within(t, where, 0, LATEST)
+    if series and seconds <= series[-1][0]:
         raise ConfigError(where, t, f"must come after {series[-1][0]:g}: the times of one series rise")
-    series.append((t, value))
+    series.append((seconds, value))

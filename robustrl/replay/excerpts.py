@@ -28,7 +28,7 @@ def excerpt_entries(entries: Sequence[ev.Entry], low: float, high: float) -> lis
     injected = {entry.event.fault for entry in inside if isinstance(entry.event, ev.FaultInjected)}
     plans = [entry for entry in early if isinstance(entry.event, ev.FaultPlanned) and entry.event.fault in injected]
     known = sorted([*_known(early, low - LEAD - STALE), *plans], key=lambda entry: entry.seq)
-    moved = [_at(entry, low - LEAD) for entry in known]
+    moved = [_at(entry, max(low - LEAD, min(low, 0.0))) for entry in known]  # host seconds are never below 0
     moved.sort(key=lambda entry: entry.t)  # stable
     return [msgspec.structs.replace(entry, seq=number, chain="") for number, entry in enumerate([*moved, *inside], 1)]
 

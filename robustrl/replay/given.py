@@ -30,11 +30,11 @@ def check_run(value: Any) -> None:
         raise ConfigError("run", value, "must be a Run: robustrl.Run.load(path), or one of robustrl.corpus()")
 
 
-def runs_of(value: Any) -> list[Run]:
+def runs_of(value: Any, name: str = "runs") -> list[Run]:
     """Of one run, or of several."""
     runs = [value] if isinstance(value, Run) else list(value) if isinstance(value, Iterable) and not isinstance(value, str) else None
     if not runs or not all(isinstance(run, Run) for run in runs):
-        raise ConfigError("runs", value, "must be a Run or at least one of them: robustrl.Run.load(path), or those of robustrl.corpus()")
+        raise ConfigError(name, value, "must be a Run or at least one of them: robustrl.Run.load(path), or those of robustrl.corpus()")
     return runs
 
 
@@ -49,9 +49,10 @@ def check_thresholds(value: Any) -> None:
         check_changes("thresholds", value)
 
 
-def check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(name, value, f"must be a whole number of at least {least}")
+def check_count(name: str, value: Any, least: int, most: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        upper = "" if most is None else f" and at most {most:,}"
+        raise ConfigError(name, value, f"must be a whole number of at least {least}{upper}")
 
 
 def made_by(detector: Any) -> Any:

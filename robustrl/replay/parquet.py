@@ -8,7 +8,8 @@ Columns: ``seq`` int64, ``t`` float64 (host's monotonic seconds), ``source`` str
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import msgspec
 from ..core import events as ev
 from ..errors import MissingExtra
 from ..runtime.event_log import LogError
-from .reading import BadRun, Problem, Row
+from .reading import LATEST, BadRun, Problem, Row
+from .run import EXPECTED, Mark
 
 FORMAT = 1
 COLUMNS = ("seq", "t", "source", "incarnation", "n", "at", "type", "role", "event", "chain")
+_READ = tuple(name for name in COLUMNS if name not in ("type", "role"))
 _KEY = b"robustrl"
 _event_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(ev.Event)
 
@@ -40,32 +43,116 @@ def write_parquet(path: Path, entries: Sequence[ev.Entry], facts: dict[str, Any]
 
 
 def read_parquet(path: Path) -> tuple[list[Row], list[Problem], dict[str, Any]]:
-    """Rows that can be read, problems of those that cannot, and the facts of the file. Raises LogError, MissingExtra."""
+    """Rows that can be read, problems of what cannot, and of the file's facts those that a Run has. Raises LogError, MissingExtra."""
     pa, pq = _pyarrow()
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
         raise LogError(f"{path}: is no Parquet file that can be read: {error}") from error
-    facts = msgspec.json.decode((table.schema.metadata or {}).get(_KEY, b"{}"))
-    if facts.get("format") != FORMAT:
-        raise BadRun(str(path), [Problem(1, "schema", f"the file's format is {facts.get('format')}, this is {FORMAT}")], False)
+    problems: list[Problem] = []
+    facts = _facts(path, (table.schema.metadata or {}).get(_KEY), problems)
     if absent := sorted(set(COLUMNS) - set(table.column_names)):
         raise BadRun(str(path), [Problem(1, "schema", f"the columns {', '.join(absent)} are missing")], False)
+    if wrong := _wrong_columns(pa, table.schema):
+        raise BadRun(str(path), [Problem(1, "schema", text) for text in wrong], False)
     rows: list[Row] = []
-    problems: list[Problem] = []
-    read = [name for name in COLUMNS if name not in ("type", "role")]
-    for number, values in enumerate(zip(*(table.column(name).to_pylist() for name in read), strict=True), 1):
+    for number, values in enumerate(zip(*(_values(table.column(name)) for name in _READ), strict=True), 1):
         seq, t, source, incarnation, n, at, event, chain = values
-        missing = [name for name, value in zip(read, values, strict=True) if value is None]
+        missing = [name for name, value in zip(_READ, values, strict=True) if value is None]
         if missing or not (math.isfinite(t) and math.isfinite(at)):
-            what = f"{', '.join(missing)} is null" if missing else "its times must be finite"
+            what = f"{', '.join(missing)} is null" if missing else f"its times are t = {t} and at = {at}: must be finite"
             problems.append(Problem(number, "unreadable", f"cannot be read: {what}"))
             continue
         try:
-            rows.append((number, ev.Entry(seq, t, source, incarnation, n, at, _event_decoder.decode(event), chain)))
-        except msgspec.DecodeError as error:
-            problems.append(Problem(number, "unreadable", f"cannot be read: {error}"))
+            rows.append((number, ev.Entry(seq, float(t), source, incarnation, n, float(at), _event_decoder.decode(event), chain)))
+        except (msgspec.DecodeError, RecursionError) as error:
+            problems.append(Problem(number, "unreadable", f"cannot be read: event: {error}"))
     return rows, problems, facts
+
+
+def _wrong_columns(pa: Any, schema: Any) -> list[str]:
+    """Integers and texts of any width will do, as other tools write them; a time may be an integer."""
+    whole, number, text = pa.types.is_integer, lambda kind: pa.types.is_floating(kind) or pa.types.is_integer(kind), _is_text
+    allowed = {"seq": (whole, "int64"), "incarnation": (whole, "int32"), "n": (whole, "int64"), "t": (number, "float64"),
+               "at": (number, "float64"), "source": (text, "string"), "event": (text, "string"), "chain": (text, "string")}
+    return [f"the column {name} holds {schema.field(name).type}, must be {what}" for name, (right, what) in allowed.items()
+            if not right(schema.field(name).type)]  # fmt: skip
+
+
+def _is_text(kind: Any) -> bool:
+    return str(kind) in ("string", "large_string", "string_view") or str(kind).startswith("dictionary<values=string,")
+
+
+def _values(column: Any) -> list[Any]:
+    """Text that is no UTF-8 is read as null."""
+    try:
+        found: list[Any] = column.to_pylist()
+        return found
+    except UnicodeDecodeError:
+        return [_value(value) for value in column]
+
+
+def _value(value: Any) -> Any:
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        return None
+
+
+def _facts(path: Path, data: bytes | None, problems: list[Problem]) -> dict[str, Any]:
+    """What can be used of the metadata; the rows can be read without. Raises BadRun for a format of another time."""
+
+    def wrong(text: str) -> None:
+        problems.append(Problem(0, "metadata", text))
+
+    try:
+        facts = msgspec.json.decode(data) if data is not None else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        wrong(f"'{_KEY.decode()}' is no JSON: {error}")
+        return {}
+    if not isinstance(facts, dict):
+        found = "missing" if facts is None else reprlib.repr(facts)
+        wrong(f"'{_KEY.decode()}' is {found}: must be the JSON of {{format, name, window, annotations}}")
+        return {}
+    if facts.get("format") != FORMAT:
+        raise BadRun(str(path), [Problem(0, "schema", f"the file's format is {facts.get('format')}, this is {FORMAT}")], False)
+    told: dict[str, Any] = {}
+    if (name := facts.get("name")) is not None:
+        if isinstance(name, str):
+            told["name"] = name
+        else:
+            wrong(f"name = {reprlib.repr(name)}: must be a text")
+    if "window" in facts:
+        if _is_window(window := facts["window"]):
+            told["window"] = float(window[0]), float(window[1])
+        else:
+            wrong(f"window = {reprlib.repr(window)}: must be two numbers, [begin, end], in host seconds")
+    marks = facts.get("annotations", [])
+    if not isinstance(marks, list):
+        wrong(f"annotations = {reprlib.repr(marks)}: must be a list of marks")
+        marks = []
+    told["annotations"] = tuple(filter(None, (_mark(place, mark, wrong) for place, mark in enumerate(marks, 1))))
+    return told
+
+
+def _is_window(value: Any) -> bool:
+    return (isinstance(value, list) and len(value) == 2 and all(isinstance(t, int | float) and not isinstance(t, bool) for t in value)
+            and 0 <= value[0] <= value[1] <= LATEST)  # fmt: skip
+
+
+def _mark(place: int, value: Any, wrong: Callable[[str], None]) -> Mark | None:
+    if isinstance(value, dict) and value.get("lasts", 0.0) is None:
+        value = {name: given for name, given in value.items() if name != "lasts"}  # JSON has no infinity
+    try:
+        mark = msgspec.convert(value, Mark)
+    except msgspec.ValidationError as error:
+        wrong(f"annotation {place} = {reprlib.repr(value)}: must be a mark with {', '.join(Mark.__struct_fields__)}: {error}")
+        return None
+    if mark.expect not in EXPECTED or not 0 <= mark.start <= mark.end <= LATEST or not mark.lasts > 0:
+        allowed = f"expect must be one of {', '.join(EXPECTED)}, start and end host seconds with start <= end, lasts above 0"
+        wrong(f"annotation {place} = {reprlib.repr(value)}: {allowed}")
+        return None
+    return mark
 
 
 def _pyarrow() -> tuple[Any, Any]:

@@ -165,8 +165,8 @@ class Recording:
         return self.silent[place][1] if place >= 0 and self.silent[place][1] > t else t
 
     def supervisor(self, t: float) -> int:
-        """Its incarnation."""
-        return self.supervisors[max(0, bisect.bisect_right(self.supervisors, (t, math.inf)) - 1)][1]
+        """Its incarnation; 1: the log knows of none."""
+        return 1 if not self.supervisors else self.supervisors[max(0, bisect.bisect_right(self.supervisors, (t, math.inf)) - 1)][1]
 
 
 def record(run: Run) -> Recording:
@@ -304,6 +304,8 @@ def _silences(entries: Sequence[ev.Entry], ends: dict[Life, float]) -> tuple[lis
             silent.append((entry.t - event.seconds, entry.t))
         elif isinstance(event, ev.RoleSample) and event.role == SUPERVISOR and event.loop_age > _TURNS:
             silent.append((entry.t - event.loop_age, entry.t))
+    if not ready:  # of a log in part: from its first word on
+        ready = [(entry.t, entry.incarnation) for entry in entries if entry.source == SUPERVISOR][:1]
     if ready and (SUPERVISOR, ready[-1][1]) in ends:
         silent.append((ends[SUPERVISOR, ready[-1][1]], math.inf))
     silent.sort()

@@ -200,7 +200,8 @@ class _Reduction:
                 self.keep[i] = 1
                 kept = self.entries[i].t
         moments = sorted([*resets, *(self.entries[i].t for i in commits)])
-        return [(a + limit, b) for a, b in zip(moments, [*moments[1:], self.recording.end], strict=True) if b - a >= limit]
+        ends = [*moments[1:], self.recording.end] if moments else []  # a short stretch has none
+        return [(a + limit, b) for a, b in zip(moments, ends, strict=True) if b - a >= limit]
 
     def _keep_last(self, event: ev.Event, t: float) -> None:
         """What was seen last of the lives that this is about."""

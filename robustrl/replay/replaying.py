@@ -21,7 +21,7 @@ import msgspec
 from ..core import events as ev
 from ..core.detection import Detector, judge
 from ..core.thresholds import Thresholds
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ..tables import Table
 from .driving import Judge, Said, drive
 from .given import check_run, check_thresholds, made_by
@@ -80,7 +80,7 @@ class Replay:
     def __repr__(self) -> str:
         faults = len(self.detected) + len(self.missed)
         late = f", latest after {max(self.delays):.2f} s" if self.delays else ""
-        others = f"{len(self.false_alarms)} false alarms, {len(self.of(CONSEQUENCE))} consequences"
+        others = f"{counted(len(self.false_alarms), 'false alarm')}, {counted(len(self.of(CONSEQUENCE)), 'consequence')}"
         return f"<Replay of {self.run.name}: {len(self.detected)} of {faults} faults detected{late}, {others}>"
 
 

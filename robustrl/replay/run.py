@@ -26,7 +26,7 @@ from ..core.thresholds import Thresholds
 from ..errors import ConfigError, counted
 from ..faults.catalogue import CATALOGUE
 from ..tables import Table
-from .reading import BadRun, Problem, examine, read_rows, write_gzip
+from .reading import BadRun, Problem, examine, read_file, write_gzip
 
 if TYPE_CHECKING:
     from .outcomes import Costs
@@ -80,22 +80,17 @@ class Run:
     """Of a file that was read in part."""
 
     @classmethod
-    def load(cls, path: str | Path, *, partial: bool = False) -> Self:
+    def load(cls, path: str | Path, *, partial: bool = False, live: bool = False) -> Self:
         """A run directory, its ``events.jsonl`` (also gzipped), or a Parquet file of `to_parquet`.
 
         Raises BadRun, which names the first row that is wrong, or LogError where nothing is found. With ``partial`` only if no row can be
         used: else rows that cannot be used are left out, the others put in the order of time, and ``problems`` says what was wrong.
+        ``live``: somebody may still write the log; a last row without its end is then no problem, and not read.
         """
         from .given import path_of
 
         path = path_of(path)
-        if path.suffix == ".parquet":
-            from .parquet import read_parquet
-
-            rows, problems, facts = read_parquet(path)
-        else:
-            file = path / "events.jsonl" if path.is_dir() else path
-            (rows, problems), facts = read_rows(file), {}
+        rows, problems, facts = read_file(path, live)
         entries, wrong = examine(rows)
         problems = sorted([*problems, *wrong])
         if not rows and not problems:
@@ -103,9 +98,7 @@ class Run:
         if not entries or (problems and not partial):
             raise BadRun(str(path), problems, bool(entries))
         run = cls.of(entries, name=path.name if path.is_dir() else path.parent.name if path.name == "events.jsonl" else path.stem)
-        marks = tuple(msgspec.convert(mark, Mark) for mark in facts.get("annotations", ()))
-        window = tuple(facts["window"]) if "window" in facts else run.window
-        return dataclasses.replace(run, annotations=marks, problems=tuple(problems), window=window, name=facts.get("name", run.name))
+        return dataclasses.replace(run, problems=tuple(problems), **facts)
 
     @classmethod
     def of(cls, entries: Sequence[ev.Entry], name: str = "run") -> Self:
@@ -253,7 +246,8 @@ class Run:
     def __repr__(self) -> str:
         faults = sum(mark.expect == FAILED for mark in self.truth)
         odd = f", {counted(len(self.problems), 'problem')}" if self.problems else ""
-        return (f"<Run {self.name}: {self.seconds:.1f} s, {counted(len(self.roles), 'role')}, {len(self.entries)} entries, "
+        entries = "1 entry" if len(self.entries) == 1 else f"{len(self.entries)} entries"
+        return (f"<Run {self.name}: {self.seconds:.1f} s, {counted(len(self.roles), 'role')}, {entries}, "
                 f"{counted(faults, 'fault')}{odd}>")
 
 

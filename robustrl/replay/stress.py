@@ -6,7 +6,8 @@
 
 Promises: the result is a log that a detector can take. All durations follow one warp of the time axis: phases, waits, faults, restarts.
 A sample's ages become what they would be then, and samples are put in between as a node agent logs them (`KEEP_ALIVE`), with counters that
-rise evenly. An event loop turns as often in a slow job as in a fast one: its age follows only while a fault or disturbance is on it.
+rise evenly; what would need more than `SAMPLES` is refused. An event loop turns as often in a slow job as in a fast one: its age follows
+only while a fault or disturbance is on it.
 Leaves out: a pause in activity that came and went between two samples, of which the log knows nothing; what the live job said and asked,
 which is kept, was said of another run: replay a stressed run with thresholds.
 """
@@ -25,6 +26,7 @@ import msgspec
 from ..core import events as ev
 from ..core.thresholds import KEEP_ALIVE
 from ..errors import ConfigError
+from .given import check_count, check_run, runs_of
 from .outcomes import Truths
 from .recording import ENDED, STALE, aged
 from .run import Run
@@ -40,22 +42,31 @@ _MOST = 2.0
 _TAIL = 1.5
 """Shape of the Pareto distribution of a piece's length: below 2 its variance is infinite."""
 _LONGEST = 10.0
+_DRAWS = 10_000
+SAMPLES = 2_500_000
+"""What a run may be slowed down to: a minute of eleven roles by 3,700, an hour of 64 by ten; minutes of work, a gigabyte and a half."""
 
 
 def stretch(run: Run, factor: float) -> Run:
     """Everything takes ``factor`` times as long. Raises ConfigError."""
-    if not (math.isfinite(factor) and factor > 0):
-        raise ConfigError("factor", factor, "must be a finite number above 0")
+    check_run(run)
+    _check_number("factor", factor, "must be a finite number above 0", 0.0)
+    most = max(1.0, SAMPLES / max(1.0, _samples([(run, 1.0)])))
+    if factor > most:
+        raise ConfigError("factor", factor, f"must be at most {most:.6g} for this run: more than {SAMPLES:,} samples are not made")
     begin = run.begin
     return warped(run, lambda t: begin + (t - begin) * factor, f"{run.name} x{factor:g}")
 
 
 def jitter(run: Run, seed: int, most: float = _MOST) -> Run:
     """Every few seconds take between 1/``most`` and ``most`` times as long, evenly in the logarithm. Raises ConfigError."""
-    if not (math.isfinite(most) and most >= 1):
-        raise ConfigError("most", most, "must be a finite number of at least 1")
+    check_run(run)
+    check_count("seed", seed, 0)
+    _check_number("most", most, "must be a finite number of at least 1", 1.0, low_too=True)
     dice = random.Random(seed)
     begin = run.begin
+    if (count := _samples([(run, most)])) > max(SAMPLES, _samples([(run, 1.0)])):
+        raise ConfigError("most", most, f"could make {count:.3g} samples of this run, and more than {SAMPLES:,} are not made")
     knots = [begin + _PIECE * i for i in range(2 + int((run.entries[-1].t - begin) / _PIECE))]
     slopes = [math.exp(dice.uniform(-math.log(most), math.log(most))) for _ in knots]
     places = [begin]
@@ -74,11 +85,25 @@ def splice(pieces: Sequence[Run], count: int, seed: int) -> Run:
 
     A few are several times as long as they were: tools that take long, nodes that are slow; faults may follow each other at once.
     """
-    if not pieces or count < 1:
-        raise ConfigError("pieces, count", (len(pieces), count), "must be at least one piece and one draw")
+    pieces = runs_of(pieces, "pieces")
+    check_count("seed", seed, 0)
+    check_count("count", count, 1, _DRAWS)
     dice = random.Random(seed)
-    drawn = [stretch(dice.choice(pieces), min(_LONGEST, dice.paretovariate(_TAIL))) for _ in range(count)]
-    return Run.concatenate(*drawn, name=f"{count} pieces, seed {seed}")
+    drawn = [(dice.choice(pieces), min(_LONGEST, dice.paretovariate(_TAIL))) for _ in range(count)]
+    if (size := _samples(drawn)) > SAMPLES:
+        raise ConfigError("count", count, f"would make {size:.3g} samples of these pieces, and more than {SAMPLES:,} are not made")
+    return Run.concatenate(*(stretch(*each) for each in drawn), name=f"{count} pieces, seed {seed}")
+
+
+def _samples(drawn: Sequence[tuple[Run, float]]) -> float:
+    """About how many there are in runs that are slowed down: one per role and `KEEP_ALIVE`."""
+    return sum((run.entries[-1].t - run.begin) * factor * max(1, len(run.roles)) / KEEP_ALIVE for run, factor in drawn)
+
+
+def _check_number(name: str, value: Any, allowed: str, low: float, low_too: bool = False) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not (value > low or (low_too and value == low)):
+        raise ConfigError(name, value, allowed)
 
 
 def warped(run: Run, warp: Warp, name: str) -> Run:

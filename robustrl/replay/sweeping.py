@@ -4,8 +4,9 @@
     found.to_pandas()       found.pareto       found.recommended        found.recommended.thresholds
 
 A list is tried value by value, all combinations; a pair (low, high) is a range from which ``samples`` settings are drawn, evenly in the
-logarithm, seeded. Combinations that contradict themselves are left out and counted. The settings that the runs began with are always row 0.
-Ctrl-C keeps what is done. Results do not depend on the number of processes. Leaves out: settings that only lead to reports.
+logarithm, seeded. Combinations that contradict themselves are left out and counted; where all do, that is an error. The settings that the
+runs began with are always row 0. Ctrl-C keeps what is done, and what the processes are at. Results do not depend on the number of
+processes. Leaves out: settings that only lead to reports.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import math
 import multiprocessing
 import random
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..core.thresholds import PATHS, Thresholds
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ..tables import Table
 from .given import check_changes, check_count, runs_of
 from .reducing import floors, reduced
@@ -38,6 +40,8 @@ _REPORTS_ONLY = frozenset({
     "rollout.straggler", "management.lag", "keeper.lag", "keeper.checkpoint",
 })  # fmt: skip
 _MEASURED_LIVE = frozenset({"trainer.activity_floor", "job.process_group"})
+SETTINGS = 100_000
+"""Of one sweep, at most: an hour of work on ten minutes of a job."""
 _BATCH = 4
 """Settings that a process takes at a time."""
 
@@ -59,7 +63,8 @@ class Setting:
         score = self.score
         changed = ", ".join(f"{path} = {_short(value)}" for path, value in self.changes.items())
         near = f"; what was harmless reached {100 * score.reach:.0f}% of a limit ({score.reach_of})" if score.reach_of else ""
-        return (f"<{changed or 'as recorded'}: {len(score.delays)} of {score.faults} faults detected, {len(score.needless)} false alarms, "
+        return (f"<{changed or 'as recorded'}: {len(score.delays)} of {score.faults} faults detected, "
+                f"{counted(len(score.needless), 'false alarm')}, "
                 f"{score.cost:.1f} s lost{near}>")  # fmt: skip
 
 
@@ -104,7 +109,7 @@ class Sweep:
     def __repr__(self) -> str:
         part = "" if self.complete else ", interrupted"
         part += f", {self.skipped} left out that contradict themselves ({self.why_skipped})" if self.skipped else ""
-        return f"<Sweep of {len(self.settings)} settings{part}; recommended {self.recommended!r}>"
+        return f"<Sweep of {counted(len(self.settings), 'setting')}{part}; recommended {self.recommended!r}>"
 
 
 def _short(value: Any) -> str:
@@ -121,15 +126,19 @@ def sweep(runs: Run | Sequence[Run], grid: Mapping[str, Any], *, base: Threshold
     check_changes("grid", grid)
     for name, value, least in (("samples", samples, 1), ("processes", processes, 1), ("seed", seed, 0)):
         check_count(name, value, least)
+    if base is not None and not isinstance(base, Thresholds):
+        raise ConfigError("base", base, "must be Thresholds, e.g. Thresholds.lab()")
     base = base or runs[0].thresholds[0][1]
     tried, skipped, why = drawn_settings(base, grid, samples, seed)
+    if skipped and len(tried) == 1:
+        raise ConfigError("grid", grid, f"each of its {counted(skipped, 'setting')} contradicts itself; the first: {why}")
     low = floors(thresholds for _, thresholds in tried)
     cases = [Case(run, reduced(run.recording, low)) for run in runs]
     scores: dict[int, Score] = {}
     interrupted = False
     try:
-        for place, score in _shown(_scored(cases, [thresholds for _, thresholds in tried], processes), len(tried), progress):
-            scores[place] = score
+        with _bar(len(tried), progress) as advance:
+            _score(cases, [thresholds for _, thresholds in tried], processes, scores, advance)
     except KeyboardInterrupt:
         interrupted = True
         if not scores:
@@ -141,24 +150,28 @@ def sweep(runs: Run | Sequence[Run], grid: Mapping[str, Any], *, base: Threshold
 def drawn_settings(base: Thresholds, grid: Mapping[str, Any], samples: int,
                    seed: int) -> tuple[list[tuple[dict[str, Any], Thresholds]], int, str]:  # fmt: skip
     """((changes, all thresholds) of each, ``base`` first; how many contradicted themselves; why the first did). Raises ConfigError."""
-    lists: dict[str, list[Any]] = {}
+    lists: dict[str, Sequence[Any]] = {}
     ranges: dict[str, tuple[float, float]] = {}
     for path, values in grid.items():
         if path in _REPORTS_ONLY | _MEASURED_LIVE:
             why = "leads to reports only" if path in _REPORTS_ONLY else "is measured by the live job, not by the detector"
             raise ConfigError("grid", path, f"{why}: a sweep scores failures")
         if isinstance(values, tuple):
-            if len(values) != 2 or not all(isinstance(base.parse(path, value), float) for value in values):
+            if len(values) != 2 or not all(isinstance(base.parse(path, _plain(value)), float) for value in values):
                 raise ConfigError(path, values, "a range must be (low, high), both plain values")
-            low, high = (base.parse(path, value) for value in values)
+            low, high = (base.parse(path, _plain(value)) for value in values)
             if not low < high:
                 raise ConfigError(path, values, "a range must be (low, high) with low < high")
             ranges[path] = low, high
-        elif isinstance(values, list) and values:
-            lists[path] = [base.parse(path, value) for value in values]
+        elif (axis := _axis(values)) is not None and len(axis):
+            lists[path] = axis
         else:
             base.get(path) if path in PATHS else base.parse(path, values)
             raise ConfigError(path, values, "must be a list of values, or a pair (low, high)")
+    count = samples if ranges else math.prod(map(len, lists.values()))
+    if (longest := max([count, *map(len, lists.values())])) > SETTINGS:
+        raise ConfigError("settings of the grid", longest, f"must be at most {SETTINGS:,}; a range (low, high) draws samples = {samples}")
+    lists = {path: [base.parse(path, _plain(value)) for value in axis] for path, axis in lists.items()}
     dice = random.Random(seed)
     if ranges:
         drawn = [{path: dice.choice(values) for path, values in lists.items()}
@@ -179,27 +192,56 @@ def drawn_settings(base: Thresholds, grid: Mapping[str, Any], samples: int,
     return tried, skipped, why
 
 
+def _axis(values: Any) -> Sequence[Any] | None:
+    """A list, a range, or what NumPy and pandas make of one; None: none of these."""
+    if isinstance(values, list | range):
+        return values
+    if hasattr(values, "tolist") and getattr(values, "ndim", 0) == 1:
+        found: list[Any] = values.tolist()
+        return found
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """Of a NumPy scalar the number."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+
+
 _cases: list[Case] = []
 """Of the sweep under way: what worker processes inherit."""
 
 
-def _scored(cases: list[Case], settings: list[Thresholds], processes: int) -> Iterator[tuple[int, Score]]:
-    """(place, score) as they come."""
+def _score(cases: list[Case], settings: list[Thresholds], processes: int, scores: dict[int, Score],
+           advance: Callable[[int], None]) -> None:  # fmt: skip
+    """Adds to ``scores`` by place, as they come; when it is interrupted, those too that the processes were at."""
     if processes == 1 or len(settings) <= _BATCH:
         for place, thresholds in enumerate(settings):
-            yield place, total([case.score(thresholds) for case in cases])
+            scores[place] = total([case.score(thresholds) for case in cases])
+            advance(1)
         return
     _cases[:] = cases
     gc.freeze()  # else each worker copies what it never changes
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _ignore_interrupts)
+    todo: list[Future[list[tuple[int, Score]]]] = []
     try:
-        todo = [pool.submit(_batch, start, settings[start:start + _BATCH]) for start in range(0, len(settings), _BATCH)]
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C may reach workers too, before they ignore it
+        try:
+            todo += (pool.submit(_batch, start, settings[start:start + _BATCH]) for start in range(0, len(settings), _BATCH))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for future in as_completed(todo):
-            yield from future.result()
+            found = future.result()
+            scores.update(found)
+            advance(len(found))
     finally:
-        pool.shutdown(cancel_futures=True)
-        gc.unfreeze()
-        _cases.clear()
+        try:
+            pool.shutdown(cancel_futures=True)
+            for future in todo:
+                if future.done() and not future.cancelled() and future.exception() is None:
+                    scores.update(future.result())
+        finally:
+            gc.unfreeze()
+            _cases.clear()
 
 
 def _batch(start: int, settings: list[Thresholds]) -> list[tuple[int, Score]]:
@@ -210,11 +252,10 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _shown(scores: Iterator[tuple[int, Score]], count: int, progress: bool) -> Iterator[tuple[int, Score]]:
+@contextmanager
+def _bar(count: int, progress: bool) -> Iterator[Callable[[int], None]]:
     from rich.progress import Progress
 
     with Progress(disable=not progress, transient=True) as bar:
-        task = bar.add_task(f"{count} settings", total=count)
-        for found in scores:
-            yield found
-            bar.advance(task)
+        task = bar.add_task(counted(count, "setting"), total=count)
+        yield lambda more: bar.advance(task, more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from robustrl import replay, sweep
+from robustrl.core import events as ev
 from robustrl.core.thresholds import Thresholds
 from robustrl.errors import ConfigError
 from robustrl.replay.adapters import from_csv, from_prometheus
@@ -71,9 +73,11 @@ def test_prometheus_exports_with_the_names_of_dcgm_and_vllm(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("rows", "why"), [
-    (["t,rank", "1,0"], "row 1.*utilisation are missing"), (["t,rank,utilisation", "1,0,0.5", "x,0,0.5"], "row 3: t.*finite"),
+    (["t,rank", "1,0"], "row 1.*utilisation are missing"),
+    (["t,rank,utilisation", "1,0,0.5", "x,0,0.5"], "row 3: t = 'x': must be a number from 0"),
     (["t,rank,utilisation", "1,0,0.5", "1,0,0.5"], "row 3.*must come after 1"), (["t,rank,utilisation", "1,0"], "row 2.*3 values"),
-    (["t,rank,utilisation", "1,0,101"], "row 2.*between 0 and 100"), (["t,rank,utilisation", "1,-1,0.1"], "row 2.*from 0 on"),
+    (["t,rank,utilisation", "1,0,101"], "row 2: utilisation = '101': .*from 0 to 100"),
+    (["t,rank,utilisation", "1,-1,0.1"], "row 2: rank = '-1': .*from 0 to"),
     (["t,rank,utilisation"], "at least one row"),
 ])  # fmt: skip
 def test_bad_rows_are_named(tmp_path: Path, rows: list[str], why: str) -> None:
@@ -82,9 +86,9 @@ def test_bad_rows_are_named(tmp_path: Path, rows: list[str], why: str) -> None:
 
 
 @pytest.mark.parametrize(("make", "why"), [
-    (lambda path: path.write_text("{"), "no answer of"), (lambda path: path.write_text('{"status": "success"}'), "KeyError"),
+    (lambda path: path.write_text("{"), "no answer of"), (lambda path: path.write_text('{"status": "success"}'), "successful answer"),
     (lambda path: export(path, status="error"), "successful answer"), (lambda path: export(path, series("up", {}, [(1.0, 1.0)])), "DCGM"),
-    (lambda path: export(path, series("DCGM_FI_DEV_GPU_UTIL", {}, [(1.0, float("nan"))])), "value 1.*finite"),
+    (lambda path: export(path, series("DCGM_FI_DEV_GPU_UTIL", {}, [(1.0, float("nan"))])), "must have a value that is a number"),
 ])  # fmt: skip
 def test_bad_exports_are_named(tmp_path: Path, make: Callable[[Path], object], why: str) -> None:
     make(tmp_path / "x.json")
@@ -98,3 +102,93 @@ def test_a_failure_of_nobody_is_named(tmp_path: Path) -> None:
         from_csv(utilisation(tmp_path / "u.csv", 60), failures)
     with pytest.raises(ConfigError, match="cannot be read"):
         from_csv(tmp_path / "none.csv")
+
+
+DCGM = {"__name__": "DCGM_FI_DEV_GPU_UTIL", "gpu": "0"}
+VLLM = {"__name__": "vllm:generation_tokens_total", "instance": "a"}
+
+
+@pytest.mark.parametrize(("result", "why"), [
+    (None, "result = None: must be a list of series"), ([5], "series 1 = 5: must be an object with metric and values"),
+    ([{"metric": None, "values": [[1, "5"]]}], "series 1: metric = None: must be an object of labels"),
+    ([{"metric": "x", "values": []}], "series 1: metric = 'x'"), ([{"values": [[1, "5"]]}], "series 1: metric = None"),
+    ([{"metric": DCGM, "values": None}], r"series 1: values = None: must be a list of at least one \[time, value\]"),
+    ([{"metric": DCGM, "values": [[0, "5"]]}, {"metric": DCGM, "values": []}], r"series 2: values = \[\]: must be a list of at least one"),
+    ([{"metric": DCGM, "values": [[0, "5"], 5]}], r"GPU_UTIL\{gpu=0\}, value 2 = 5: must be a pair"),
+    ([{"metric": DCGM, "values": [[0]]}], r"value 1 = \[0\]: must be a pair"), ([{"metric": DCGM, "values": ["ab"]}], "value 1 = 'ab'"),
+    ([{"metric": DCGM, "values": [[None, "5"]]}], "value 1: time = None: must be a number from 0"),
+    ([{"metric": DCGM, "values": [["x", "5"]]}], "value 1: time = 'x'"), ([{"metric": DCGM, "values": [[1.7e15, "5"]]}], "time = 17000"),
+    ([{"metric": DCGM, "values": [[0, None]]}], "value 1 = None: must be a number from 0 to 100"),
+    ([{"metric": DCGM, "values": [[0, "-5"]]}], "value 1 = '-5': must be a number from 0 to 100"),
+    ([{"metric": DCGM, "values": [[0, "5"], [1, "500"]]}], "value 2 = '500': must be a number from 0 to 100"),
+    ([{"metric": DCGM | {"__name__": "DCGM_FI_PROF_SM_ACTIVE"}, "values": [[0, "1.5"]]}], "value 1 = '1.5': must be a number from 0 to 1"),
+    ([{"metric": DCGM, "values": [[0, "+Inf"]]}], "value 1 = .*Inf"), ([{"metric": VLLM, "values": [[0, "-1"]]}], "value 1 = '-1'"),
+    ([{"metric": DCGM, "values": [[0, "5"], [1e9, "5"]]}], "trainer-0: seconds between its values = 1000000000.0: must usually be at most"),
+    ([{"metric": DCGM, "values": [[3000 * i, "5"] for i in range(4000)]}], "seconds that the series cover = .*at most 10,000,000"),
+])  # fmt: skip
+def test_what_is_wrong_in_an_export_is_named_by_series_and_value(tmp_path: Path, result: Any, why: str) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}}))
+    with pytest.raises(ConfigError, match=why):
+        from_prometheus(file)
+
+
+@pytest.mark.parametrize("text", ["[]", '"x"', "5", "null", '{"data": 5, "status": "success"}', "[" * 100_000, "\x00"])
+def test_what_is_no_export(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ConfigError, match="must be a successful answer to a range query|is no answer of"):
+        from_prometheus(tmp_path / "x.json")
+
+
+def test_a_nan_of_prometheus_is_a_time_in_which_the_series_was_not_there(tmp_path: Path) -> None:
+    values = [(5.0 * i, math.nan if 10 <= i < 20 else 80.0) for i in range(30)]
+    bare = [(t, value) for t, value in values if not math.isnan(value)]
+    stale, gone = (from_prometheus(export(tmp_path / "x.json", series("DCGM_FI_DEV_GPU_UTIL", {}, found))) for found in (values, bare))
+    assert list(stale.entries) == list(gone.entries)
+    samples = [entry.t for entry in stale.entries if isinstance(entry.event, ev.RoleSample)]
+    assert not [t for t in samples if 45.0 < t < 100.0] and len(samples) > 80
+
+
+def test_an_idle_gpu_is_idle_though_one_per_cent_is_the_most_it_shows(tmp_path: Path) -> None:
+    names = {"DCGM_FI_DEV_GPU_UTIL": 1.0, "DCGM_FI_PROF_SM_ACTIVE": 0.01}
+    for name, value in names.items():
+        run = from_prometheus(export(tmp_path / "x.json", series(name, {}, [(float(t), value) for t in range(20)])))
+        (last,) = [entry.event for entry in run.entries if entry.t == 19.0 and isinstance(entry.event, ev.RoleSample)]
+        assert last.active_age == 19.0 and last.progress == 0
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    plain, marked = utilisation(tmp_path / "u.csv", 60), tmp_path / "b.csv"
+    marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
+    assert [entry.event for entry in from_csv(marked).entries[1:]] == [entry.event for entry in from_csv(plain).entries[1:]]
+    file = export(tmp_path / "x.json", series("DCGM_FI_DEV_GPU_UTIL", {}, [(1.0, 1.0)]))
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert from_prometheus(file).roles
+
+
+@pytest.mark.parametrize("value", [None, 5, b"x", "", [5], {}])
+def test_what_is_no_file_is_named(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ConfigError, match="utilisation = .*must be the path of a file"):
+        from_csv(value)
+    with pytest.raises(ConfigError, match="exports = .*must be the path of a file"):
+        from_prometheus(value)
+    if value is not None:
+        with pytest.raises(ConfigError, match="failures = .*must be the path of a file"):
+            from_csv(utilisation(tmp_path / "u.csv", 60), value)
+
+
+@pytest.mark.parametrize("floor", [math.nan, -1, 0, 1.01, "x", None, True])
+def test_what_is_no_floor_is_named(tmp_path: Path, floor: Any) -> None:
+    for call in (lambda: from_csv(utilisation(tmp_path / "u.csv", 60), floor=floor), lambda: from_prometheus(tmp_path / "x", floor=floor)):
+        with pytest.raises(ConfigError, match="floor = .*must be a share above 0 and at most 1"):
+            call()
+
+
+@pytest.mark.parametrize(("row", "why"), [
+    ("1,0," + "9" * 200_000, "row 2 = '': is no row of a CSV"), ("1,0.5,1", "row 2: rank = '0.5': must be a whole number"),
+    ("1,999999999999999,1", "row 2: rank = .*from 0 to 999999"), ("-1,0,1", "row 2: t = '-1': must be a number from 0"),
+    ("1,0,-5", "row 2: utilisation = '-5'"), ("1,0,nan", "row 2: utilisation = 'nan': must be a number from 0 to 100"),
+])  # fmt: skip
+def test_odd_values_of_a_csv_are_named(tmp_path: Path, row: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        from_csv(write(tmp_path / "u.csv", "t,rank,utilisation", row))

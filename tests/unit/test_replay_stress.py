@@ -112,3 +112,25 @@ def test_what_makes_no_sense_is_refused() -> None:
         jitter(HEALTHY, 1, most=0.5)
     with pytest.raises(ConfigError, match="pieces"):
         splice([], 3, seed=1)
+
+
+def test_what_would_not_end_is_refused_before_it_begins() -> None:
+    for factor in (1e9, 1e300, 2e6):
+        with pytest.raises(ConfigError, match=r"factor = .*: must be at most \d.* for this run: more than 2,500,000 samples are not made"):
+            stretch(HEALTHY, factor)
+    with pytest.raises(ConfigError, match="most = 1e.300: could make .* and more than 2,500,000"):
+        jitter(HEALTHY, 1, most=1e300)
+    with pytest.raises(ConfigError, match="count = 1000000000: must be a whole number of at least 1 and at most 10,000"):
+        splice([HEALTHY], 10**9, seed=1)
+    with pytest.raises(ConfigError, match="count = 10000: would make"):
+        splice([HEALTHY], 10_000, seed=1)
+
+
+@pytest.mark.parametrize("value", ["2", None, True, [2], float("nan")])
+def test_what_is_no_number_is_named(value: object) -> None:
+    with pytest.raises(ConfigError, match="factor = "):
+        stretch(HEALTHY, value)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="most = "):
+        jitter(HEALTHY, 1, most=value)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="count = "):
+        splice([HEALTHY], value, seed=1)  # type: ignore[arg-type]

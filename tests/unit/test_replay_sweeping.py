@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -118,3 +123,63 @@ def test_a_relative_limit_can_be_swept(runs: list[Run]) -> None:
     found = sweep(runs[0], {"trainer.no_compute": ["4x", 3.0]}, base=LAB, processes=1, progress=False)
     assert len(found.settings) == 2 and found.settings[1].score.faults == 1
     assert sweeping._short(4.0) == "4"
+
+
+@pytest.mark.parametrize("part", ["row", "cut", "excerpt"])
+def test_a_run_too_short_for_anything_to_be_due_can_be_swept(runs: list[Run], part: str) -> None:
+    short = {"row": Run.of(runs[1].entries[:1]), "cut": runs[1].cut(0.0, 0.01), "excerpt": runs[1].excerpt(5.0, 5.2)}
+    found = sweep(short[part], {"rollout.no_tokens": [4.0, 5.0]}, base=LAB, processes=1, progress=False)
+    assert len(found.settings) == 3 and found.recommended and found.table()
+
+
+LONG = [float(i) for i in range(3, 900)]
+
+
+@pytest.mark.parametrize("grid", [{"rollout.no_tokens": range(10**12)},
+                                  dict.fromkeys(("rollout.no_tokens", "rollout.wedged", "trainer.no_compute"), LONG)])  # fmt: skip
+def test_more_settings_than_can_be_tried_are_refused_before_they_are_made(runs: list[Run], grid: dict) -> None:  # type: ignore[type-arg]
+    with pytest.raises(ConfigError, match=r"settings of the grid = \d+: must be at most 100,000"):
+        sweep(runs[0], grid, progress=False)
+    with pytest.raises(ConfigError, match="settings of the grid = 1000000: "):
+        sweep(runs[0], {"rollout.no_tokens": (1.0, 2.0)}, samples=10**6, progress=False)
+
+
+def test_a_grid_of_contradictions_alone_is_refused_with_the_reason(runs: list[Run]) -> None:
+    with pytest.raises(ConfigError, match="each of its 2 settings contradicts itself; the first: rollout.heartbeat = 3.0: must not"):
+        sweep(runs[1], {"rollout.no_tokens": [1.0, 2.0]}, base=LAB, progress=False)
+    with pytest.raises(ConfigError, match="each of its 1 setting contradicts"):
+        sweep(runs[1], {"rollout.no_tokens": [1.0]}, base=LAB, progress=False)
+
+
+def test_axes_of_numpy_and_ranges(runs: list[Run]) -> None:
+    np = pytest.importorskip("numpy")
+    plain = sweep(runs[1], {"rollout.no_tokens": [4.0, 5.0]}, base=LAB, processes=1, progress=False)
+    for axis in (np.linspace(4, 5, 2), np.array([4, 5]), range(4, 6), [np.int64(4), np.float32(5)]):
+        found = sweep(runs[1], {"rollout.no_tokens": axis}, base=LAB, processes=1, progress=False)
+        assert [setting.changes for setting in found.settings] == [setting.changes for setting in plain.settings]
+        assert all(type(value) is float for setting in found.settings for value in setting.changes.values())
+    drawn = sweep(runs[1], {"rollout.no_tokens": (np.int64(4), np.float64(5))}, base=LAB, samples=2, processes=1, progress=False)
+    assert drawn.complete
+    for axis in (np.array([]), np.array([[4.0]]), np.array(4.0), {4.0, 5.0}):
+        with pytest.raises(ConfigError, match="must be a list of values, or a pair"):
+            sweep(runs[1], {"rollout.no_tokens": axis}, base=LAB, progress=False)
+    with pytest.raises(ConfigError, match="base = 5: must be Thresholds"):
+        sweep(runs[1], {"rollout.no_tokens": [4.0]}, base=5, progress=False)  # type: ignore[arg-type]
+
+
+def test_an_interruption_keeps_what_the_processes_were_at(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C before the first batch is done, to the whole process group as a terminal sends it."""
+    real = scoring.Case.score
+
+    def slow(case: scoring.Case, thresholds: object) -> Score:
+        time.sleep(0.15)
+        return real(case, thresholds)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(scoring.Case, "score", slow)
+    threading.Timer(0.35, lambda: [os.kill(pid, signal.SIGINT) for pid in (*children(), os.getpid())]).start()
+
+    def children() -> list[int]:
+        return [child.pid for child in multiprocessing.active_children() if child.pid]
+
+    found = sweep(runs[1], {"rollout.no_tokens": (3.2, 4.5)}, base=LAB, samples=40, processes=2, progress=False)
+    assert not found.complete and 8 <= len(found.settings) < 41 and not children()

@@ -57,6 +57,15 @@ def test_a_trial_says_what_a_replay_says(material: tuning.Material) -> None:
         material.trial({"rollout.no_tokens": 1.0})
 
 
+def test_the_run_shown_first_is_one_in_which_there_is_something_to_see() -> None:
+    healthy = recorded(5)
+    assert tuning.first_shown([healthy, *RUNS]) == 1 and tuning.first_shown(RUNS) == 0 and tuning.first_shown([healthy]) == 0
+    tuner = Tuner({"some": lambda: ([healthy, *RUNS], LAB)}, lambda what, channel: None, load="some")
+    assert tuner.judged.wait(30.0)
+    assert tuner.shown == tuner.picture()["shown"] == 1
+    tuner.close()
+
+
 def test_the_still_picture_has_lanes_truth_and_the_peaks_of_each_signal(material: tuning.Material) -> None:
     still = tuning.still(material, 0)
     assert still["order"][0].startswith("trainer") and still["runs"] == ["run-3", "run-4"]

@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 
 
 def folder_of(run: str | Path) -> Path:
-    """Where the ghosts of the runs beside this one are. ``run``: its directory, or its log, also gzipped."""
+    """Where the ghosts of the runs beside this one are. ``run``: its directory, or its file, whatever can be read."""
     place = Path(run).expanduser().absolute()
-    return (place.parent if place.name.endswith((".jsonl", ".jsonl.gz")) else place).parent / "ghosts"
+    return (place.parent if place.name.endswith((".jsonl", ".jsonl.gz", ".parquet")) else place).parent / "ghosts"
 
 
 def read(path: Path) -> Ghost:

@@ -77,8 +77,6 @@ def _feeds(run: Path | None, job: str | None, demo: bool, speed: float) -> tuple
         if not path.exists():
             raise ConfigError("RUN", str(path), "there is no such run")
         entries = load_entries(path)
-        if not entries:
-            raise ConfigError("RUN", str(path), "its log is empty")
         at = _first_fault(entries) - _BEFORE if demo else 0.0
         return (lambda: Feed(RecordedRun(entries, speed, at=at), ghosts=folder_of(path))), f"RobustRL: {path.name}", False
     from robustrl.launching import attach

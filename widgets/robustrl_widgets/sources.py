@@ -89,7 +89,7 @@ class RecordedRun:
 
     @classmethod
     def load(cls, path: str | Path, speed: float = 1.0) -> RecordedRun:
-        """Of a run directory or an events.jsonl, also a compressed one (.gz). Raises LogError, OSError."""
+        """See `load_entries`."""
         return cls(load_entries(path), speed)
 
     @property
@@ -128,15 +128,8 @@ class RecordedRun:
             self.generation += 1
 
 
-def load_entries(path: str | Path) -> list[ev.Entry]:
-    """The log of a run directory, or of a file. Raises LogError, OSError."""
-    from robustrl.runtime.event_log import read_log
+def load_entries(path: str | Path) -> Sequence[ev.Entry]:
+    """Of whatever `robustrl.Run.load` reads, with its checks; the log may still be written. Raises LogError, BadRun, MissingExtra."""
+    from robustrl.replay.run import Run
 
-    place = Path(path).expanduser()
-    if place.is_dir():
-        place = place / "events.jsonl"
-    if place.suffix == ".gz":
-        import gzip
-
-        return [ev.entry_decoder.decode(line) for line in gzip.decompress(place.read_bytes()).splitlines()]
-    return read_log(place, live=True)
+    return Run.load(Path(path).expanduser(), live=True).entries

@@ -240,8 +240,9 @@ class Tuner:
         if loaded is None:
             raise Refused(f"{cut(name, 60)} is not loaded here: this page may only tune on what an instructor's page has loaded "
                           f"({', '.join(self._stock.names) or 'nothing so far'})")  # fmt: skip
-        still = tuning.still(loaded.material, 0)
-        self._loaded, self.shown, self.now, self.other, self._still = loaded, 0, loaded.first, None, still  # all, or what was there stays
+        shown = tuning.first_shown(loaded.material.runs)
+        still = tuning.still(loaded.material, shown)
+        self._loaded, self.shown, self.now, self.other, self._still = loaded, shown, loaded.first, None, still  # all, or what was stays
         self._draw_points()
 
     def _draw_points(self) -> None:

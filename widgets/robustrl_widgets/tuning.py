@@ -16,7 +16,7 @@ from robustrl.core.thresholds import LEAST, SECTION, Relative, Thresholds
 from robustrl.replay.outcomes import Outcome
 from robustrl.replay.recording import Recording
 from robustrl.replay.reducing import floors, reduced, rounded
-from robustrl.replay.run import Run
+from robustrl.replay.run import FAILED, Run
 from robustrl.replay.scoring import Case, Score, pareto, total
 
 from .thresholds import WORDS
@@ -103,6 +103,15 @@ def still(material: Material, shown: int) -> Picture:
         "sliders": [{"path": slider.path, "low": round(slider.low, 3), "high": round(slider.high, 3), "base": round(slider.base, 3),
                      "words": WORDS.get(slider.path, "")} for slider in material.sliders],
     }  # fmt: skip
+
+
+def first_shown(runs: Sequence[Run]) -> int:
+    """The place of the first run in which a role that a fault hit shows a signal: of a healthy run all lanes may be empty; else 0."""
+    for place, run in enumerate(runs):
+        hit = {mark.role for mark in run.truth if mark.expect == FAILED}
+        if hit and any(any(of.values()) for role, of in signals(run).items() if role in hit):
+            return place
+    return 0
 
 
 def signals(run: Run) -> dict[str, dict[str, list[list[float]]]]:
