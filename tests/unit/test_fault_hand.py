@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,9 @@ class Bench:
         self.page = StatusPage.create(tmp_path / "page", incarnation=1, pid=process.pid)
         self.process = ProcessId(process.pid, read_start_ticks(process.pid))
 
-    def order(self, kind: str, role: str = "rollout-0", **fields: Any) -> Order:
-        folder = str(self.tmp / "faults")
-        return Order(
-            fault=1, kind=kind, role=role, incarnation=1, node="node-0", pid=self.pid, page=str(self.tmp / "page"), folder=folder, **fields
-        )
+    def order(self, kind: str, role: str = "rollout-0", fault: int = 1, **fields: Any) -> Order:
+        folder, page = str(self.tmp / "faults"), str(self.tmp / "page")
+        return Order(fault=fault, kind=kind, role=role, incarnation=1, node="node-0", pid=self.pid, page=page, folder=folder, **fields)
 
     def strike(self, order: Order) -> None:
         self.hand.strike(order, self.process)
@@ -123,6 +121,94 @@ def test_slow_runs_part_of_the_time_and_leaves_the_process_running(bench: Bench)
         states.add(process_state(bench.pid))
         time.sleep(0.003)
     assert "T" in states and states & {"S", "R"} and bench.next().outcome == "over"
+    bench.state("SR")
+
+
+def _second_hang(bench: Bench) -> None:
+    bench.strike(bench.order("hang", fault=2, options={"seconds": 0.1}))
+    assert bench.next().fault == 2
+    assert bench.next().reason == "its 0.1 s are over; it is still held by fault 1"
+
+
+def _second_slow(bench: Bench) -> None:
+    bench.strike(bench.order("slow", fault=2, options={"seconds": 0.2, "share": 0.5, "period": 0.04}))
+    assert bench.next().fault == 2 and "still held by fault 1" in bench.next().reason
+
+
+def _another_phase(bench: Bench) -> None:
+    """It stops the process to look, and finds that it is not the moment."""
+    page, bench.page.phase = bench.page, Phase.DECODE
+    reads = iter([Phase.PULL, Phase.DECODE])
+    bench.strike(bench.order("hang", fault=2, phase="pull"))
+    for phase in reads:
+        page.phase = phase
+    time.sleep(0.05)
+
+
+def _called_off(bench: Bench) -> None:
+    order = bench.order("kill", fault=2, phase="pull")
+    bench.strike(order)
+    time.sleep(0.05)
+    bench.hand.call_off(2, order.folder, bench.process)
+
+
+def _never_struck(bench: Bench) -> None:
+    """A wedge, say, which is its target's own: the agent never had it."""
+    bench.hand.call_off(2, bench.order("wedge").folder, bench.process)
+
+
+def _order_to_hang(bench: Bench) -> None:
+    assert bench.hand.hang(bench.process, 0.05)
+    time.sleep(0.2)
+
+
+SECONDS = [_second_hang, _second_slow, _another_phase, _called_off, _never_struck, _order_to_hang]
+
+
+@pytest.mark.parametrize("second", SECONDS, ids=lambda second: second.__name__)
+def test_no_end_of_one_fault_undoes_another_on_the_same_process(bench: Bench, second: Callable[[Bench], None]) -> None:
+    order = bench.order("hang")
+    bench.strike(order)
+    assert bench.next().proof["process"] == "T"
+    second(bench)
+    bench.state("T")
+    time.sleep(0.05)
+    bench.state("T")
+    bench.hand.call_off(1, order.folder, bench.process)
+    if second is _another_phase:
+        bench.hand.call_off(2, order.folder, bench.process)
+    bench.state("SR")
+
+
+def test_an_order_to_hang_outlasts_a_fault_and_one_that_is_shorter(bench: Bench) -> None:
+    assert bench.hand.hang(bench.process, 0.0) and bench.hand.hang(bench.process, 0.05)
+    bench.strike(bench.order("freeze", options={"seconds": 0.1}))
+    bench.next()
+    assert bench.next().reason == "its 0.1 s are over; it is still held by an order to hang"
+    bench.state("T")
+
+
+def test_a_process_that_is_held_can_be_killed(bench: Bench) -> None:
+    bench.strike(bench.order("hang"))
+    bench.next()
+    bench.strike(bench.order("kill", fault=2))
+    assert bench.next().proof["process"] == "gone"
+
+
+def test_what_is_called_off_stops_nothing_any_more(bench: Bench) -> None:
+    """However late its thread comes to it."""
+    order = bench.order("hang")
+    bench.hand.call_off(1, order.folder, bench.process)
+    assert not bench.hand._hold(bench.process, 1) and bench.hand._stop(bench.process, 1) == ""
+    bench.state("SR")
+
+
+def test_a_later_life_of_the_agent_undoes_what_the_one_before_did(bench: Bench) -> None:
+    order = bench.order("hang")
+    bench.strike(order)
+    bench.next()
+    bench.state("T")
+    Hand(bench.said.put).call_off(1, order.folder, bench.process)
     bench.state("SR")
 
 
