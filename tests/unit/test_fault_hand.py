@@ -286,6 +286,36 @@ def test_held_tokens(inside: Inside) -> None:
     assert inside.next().proof["held"] == "tokens" and inside.next().outcome == "over"
 
 
+def test_tokens_that_two_faults_hold_come_after_the_later_end(inside: Inside) -> None:
+    for fault, seconds in ((1, 0.1), (2, 0.3)):
+        inside.disturbance.arm(inside.order("long_first_token", fault=fault, options={"seconds": seconds}))
+    began = time.monotonic()
+    while inside.disturbance.holds("rollout-0"):
+        time.sleep(0.005)
+    assert 0.3 <= time.monotonic() - began < 1.0
+    said = [inside.next() for _ in range(4)]
+    assert [(type(each).__name__, each.fault) for each in said] == [
+        ("FaultInjected", 1), ("FaultInjected", 2), ("FaultEnded", 1), ("FaultEnded", 2)]  # fmt: skip
+
+
+def test_a_disk_that_two_faults_fill_is_filled_once_and_freed_once(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr("robustrl.faults.disk.fill", lambda folder: done.append("filled") or 65536)
+    monkeypatch.setattr("robustrl.faults.disk.free", lambda folder: done.append("freed"))
+    off, *orders = (inside.order("full_disk", "trainer-0", fault, options={"seconds": fault / 10}) for fault in (3, 1, 2))
+    inside.hand.call_off(3, off.folder, None)
+    for order in (off, *orders):
+        inside.disturbance.arm(order)
+    inside.disturbance.disk(tmp_path / "checkpoints")
+    assert [inside.next().proof["full"] for _ in orders] == [65536, 65536]
+    for _ in orders:
+        time.sleep(0.11)
+        inside.disturbance.disk(tmp_path / "checkpoints")
+    assert [inside.next().fault, inside.next().fault] == [1, 2] and done == ["filled", "freed"] and inside.said.empty()
+
+
 def test_a_first_compile_waits_for_work(inside: Inside) -> None:
     inside.disturbance.arm(inside.order("first_compile", options={"seconds": 0.02}))
     inside.disturbance.pass_by(Phase.WAITING_REQUEST, working=False)
