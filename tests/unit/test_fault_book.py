@@ -327,7 +327,8 @@ def test_where_and_in_which_step_a_fault_struck(changes: dict[str, Any], text: s
 def test_each_verdict_has_evidence_that_says_something(kind: str, rule: str, evidence: dict[str, Any]) -> None:
     story = killed(110.0)
     verdict(story, 102.0, kind=kind, rule=rule)
-    story.entries[-1] = msgspec.structs.replace(story.entries[-1], event=msgspec.structs.replace(story.entries[-1].event, evidence=evidence))
+    last = story.entries[-1]
+    story.entries[-1] = msgspec.structs.replace(last, event=msgspec.structs.replace(last.event, evidence=evidence))
     assert any(f"{kind} by rule {rule}, about rollout-0 incarnation 1: without evidence" in found for found in findings(story))
 
 

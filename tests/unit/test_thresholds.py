@@ -165,7 +165,8 @@ def test_every_role_kind_and_every_relative_setting_is_known():
 def test_a_live_job_is_sent_what_its_host_takes():
     """A number of numpy or a multiple cannot cross the socket as it is."""
     sent = []
-    job = SimpleNamespace(_changed=nullcontext(), _state=SimpleNamespace(thresholds=LAB.to_dict()), _call=lambda *_, **args: sent.append(args))
+    state = SimpleNamespace(thresholds=LAB.to_dict())
+    job = SimpleNamespace(_changed=nullcontext(), _state=state, _call=lambda *_, **args: sent.append(args))
     live = LiveThresholds(job)
     live.update({"job.stall": Relative(4.0, 90.0), "rollout.no_tokens": np.float64(3.5), "trainer.snapshot": "4x", "rollout.strikes": 2})
     changes = msgspec.msgpack.decode(msgspec.msgpack.encode(sent[0]["changes"]))
