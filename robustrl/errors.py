@@ -39,6 +39,13 @@ def _near(name: str, there: list[str]) -> list[str]:
     return sorted((known for known in there if len(known) >= _LEAST_PREFIX and name.startswith(known)), key=len)[-1:]
 
 
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python writes no number of more than some thousand digits
+        return f"<{type(value).__name__}>"
+
+
 class RobustRLError(Exception):
     """Base of every error raised by this package."""
 
@@ -47,7 +54,7 @@ class ConfigError(RobustRLError, ValueError):
     """A setting that cannot be accepted: names the field, the value given, and what is allowed."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{field} = {value!r}: {allowed}")
+        super().__init__(f"{field} = {_shown(value)}: {allowed}")
         self.field, self.value, self.allowed = field, value, allowed
 
     def __reduce__(self):

@@ -493,4 +493,4 @@ def _seconds(timeout: float) -> float:
     """Raises ConfigError for what is no length of time; a NaN would wait for ever, and busily."""
     if isinstance(timeout, bool) or not isinstance(timeout, Real) or not timeout >= 0:
         raise ConfigError("timeout", timeout, "must be seconds, 0 or more")
-    return min(float(timeout), threading.TIMEOUT_MAX)
+    return float(min(timeout, threading.TIMEOUT_MAX))

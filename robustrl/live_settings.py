@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
+
 from .core.recovery import MODES, STANDBYS
 from .core.thresholds import Thresholds
 from .errors import ConfigError, no_such
@@ -79,8 +81,10 @@ class LiveThresholds:
 
     def update(self, changes: Mapping[str, Any]) -> None:
         """Several at once, by path (``{"rollout.no_tokens": "3s"}``): all of them, or none."""
-        self.now.updated(changes)  # raises here what the host would raise
-        self._job._call("set_thresholds", None, changes=dict(changes))
+        now = self.now
+        now.updated(changes)  # raises here what the host would raise
+        plain = {path: value if isinstance(value, str) else msgspec.to_builtins(now.parse(path, value)) for path, value in changes.items()}
+        self._job._call("set_thresholds", None, changes=plain)
 
     def __getattr__(self, name: str) -> Any:
         if self._section:

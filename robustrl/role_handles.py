@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .core.run_state import RoleView
+from .core.thresholds import MOST_SECONDS, plain_number
 from .errors import ConfigError, HostGone
 
 if TYPE_CHECKING:
@@ -66,9 +67,10 @@ class RoleHandle:
 
     def hang(self, seconds: float = 0.0) -> int:
         """SIGSTOP to its process, which after ``seconds`` goes on; 0: never by itself. Returns the pid."""
-        if not 0 <= seconds < float("inf"):
-            raise ConfigError("seconds", seconds, "must be finite and not negative; 0: for good")
-        return int(self._job._call("signal", None, role=self.name, signal="hang", seconds=float(seconds)))
+        plain = plain_number(seconds)
+        if type(plain) not in (int, float) or not 0 <= plain <= MOST_SECONDS:
+            raise ConfigError("seconds", seconds, f"must be finite and not negative, at most {MOST_SECONDS:.10g}; 0: for good")
+        return int(self._job._call("signal", None, role=self.name, signal="hang", seconds=float(plain)))
 
     def restart(self) -> int:
         """End this life and begin the next one, as a recovery would; returns the incarnation that ends. Raises JobFailed, HostGone."""

@@ -52,6 +52,19 @@ _PROOF: dict[str, Callable[[dict[str, Any]], bool]] = {
 """Kind -> what its proof must show; any other must name the thread in which it was done."""
 _ENDS = ("kill", "node_loss", "exception", "memory_exhaustion", "clean_exit")
 """Kinds after which the process is no more."""
+_ENDLESS = ("first_compile", "full_disk", "idle_rollout", "long_first_token")
+"""Kinds that are over only once their target comes to something again."""
+_AHEAD = 2
+"""Optimizer steps by which a target may be ahead of the log."""
+_EVIDENCE = {
+    "non_finite": "text", "exception": "error", "exited": "cause", "node_lost": "node", "no_compute": "active_age",
+    "no_marks": "progress_age", "silent": "loop_age", "heartbeat": "heartbeat", "unproductive": "answers", "agent_silent": "node",
+    "stall": "step", "no_tokens": "progress_age", "wedged": "loop_age", "loop_lag": "lag", "overdue": "phase_age", "slow_pull": "version",
+    "straggler": "rate", "peer_gone": "seen_by",
+}  # fmt: skip
+"""Rule -> what its evidence must show."""
+_EVIDENCE_OF = {"cleared": "was", "waiting_on_peer": "peer"}
+"""The same by kind of verdict."""
 OF_NODE = ("node_loss", "partition", "delay")
 """Kinds that hit every role of a node; the phase is the target's."""
 
@@ -71,7 +84,7 @@ def faults(log: Log) -> Found:
     for seq, end in log.all(ev.FaultEnded):
         if end.outcome not in _OUTCOMES:
             yield seq, f"outcome {end.outcome!r} of fault {end.fault}: must be one of {', '.join(_OUTCOMES)}"
-        elif end.outcome == "not_fired":
+        elif end.outcome == "not_fired" or (end.outcome == "vanished" and log.status == "done"):
             yield seq, f"fault {end.fault} did not fire: {end.reason}"
         elif end.outcome == "over" and end.fault not in hit:
             yield seq, f"fault {end.fault} is called over and was never done"
@@ -83,9 +96,12 @@ def faults(log: Log) -> Found:
 
 
 def _hits(log: Log, planned: dict[int, ev.FaultPlanned]) -> Found:
-    pids = {(event.role, event.incarnation): event.pid for _, event in log.all(ev.RoleStarted)}
+    lives = {(event.role, event.incarnation): event for _, event in log.all(ev.RoleStarted)}
+    commits = [(seq, event.step) for seq, event in log.all(ev.OptimizerStepCommitted)]
     gone = {(event.role, event.incarnation) for _, event in log.all(ev.ProcessExited)}
     lost = {event.node for _, event in log.all(ev.NodeLost)}
+    unwatched = {life.node for (role, number), life in lives.items() if (role, number) in gone and role.startswith("node_agent")}
+    ended = {event.fault for _, event in log.all(ev.FaultEnded)}
     times = {entry.seq: entry.t for entry in log.entries}
     for seq, hit in log.all(ev.FaultInjected):
         if (order := planned.get(hit.fault)) is None:
@@ -93,14 +109,28 @@ def _hits(log: Log, planned: dict[int, ev.FaultPlanned]) -> Found:
         what = f"fault {hit.fault} ({order.kind}) on {hit.role} incarnation {hit.incarnation}"
         if not _PROOF.get(order.kind, _has("thread"))(hit.proof):
             yield seq, f"{what} has no proof: {hit.proof}"
-        if pids.get((hit.role, hit.incarnation)) != hit.pid:
+        life = lives.get((hit.role, hit.incarnation))
+        if life is None or life.pid != hit.pid:
             yield seq, f"{what} hit pid {hit.pid}, which is not that life's"
+        elif life.node != hit.node:
+            yield seq, f"{what} struck on {hit.node}, and that life is on {life.node}"
+        if not 0 <= hit.step <= max((step for at, step in commits if at < seq), default=0) + _AHEAD:
+            yield seq, f"{what} struck in step {hit.step}, which had not come"
         if (phase := order.options.get("phase")) and hit.phase != phase and order.kind not in OF_NODE:
             yield seq, f"{what} was meant for the phase {phase} and struck in {hit.phase}"
         shown = (hit.role, hit.incarnation) in gone or hit.node in lost
         cut_off = bool(log.status) and times[log.entries[-1].seq] - times[seq] <= _CUT_OFF
         if order.kind in _ENDS and log.status and not shown and not cut_off:
             yield seq, f"{what}: the log knows of no end of that process"
+        late = times[log.entries[-1].seq] > times[seq] + (seconds := _lasts(order)) + _CUT_OFF
+        if seconds and late and log.status and not shown and hit.fault not in ended and hit.node not in unwatched:
+            yield seq, f"{what} was to last {seconds:g} s, and the log knows of no end of it"
+
+
+def _lasts(order: ev.FaultPlanned) -> float:
+    """Seconds after which it ends by itself; 0: it does not."""
+    seconds = order.options.get("seconds", 0.0)
+    return float(seconds) if isinstance(seconds, int | float) and order.kind not in _ENDLESS else 0.0
 
 
 def verdicts(log: Log) -> Found:
@@ -131,9 +161,10 @@ def verdicts(log: Log) -> Found:
                     yield entry.seq, f"{what}, which was never started"
                 if verdict.onset > verdict.due + _EPSILON or verdict.due > verdict.seen + _EPSILON or verdict.seen > entry.t + _EPSILON:
                     yield entry.seq, f"{what}: onset {verdict.onset:.3f}, due {verdict.due:.3f}, seen {verdict.seen:.3f} are out of order"
+                shown = _EVIDENCE_OF.get(verdict.kind) or _EVIDENCE.get(verdict.rule, "")
+                if not verdict.evidence or (shown and verdict.evidence.get(shown) in ("", None)):
+                    yield entry.seq, f"{what}: without evidence" + (f" ({shown})" if verdict.evidence else "")
                 if verdict.kind == "failed":
-                    if not verdict.evidence:
-                        yield entry.seq, f"{what}: without evidence"
                     subject = node_of.get(life, "") if verdict.rule == "node_lost" else life
                     if verdict.rule in _CAUSED and subject not in causes.get(verdict.rule, ()):
                         yield entry.seq, f"{what}: the log does not hold what it rests on"

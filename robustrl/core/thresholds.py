@@ -8,6 +8,7 @@ RobustRL paper publishes (300 s and 60 s), and our choices where it publishes no
 from __future__ import annotations
 
 import math
+import numbers
 import re
 from collections.abc import Mapping
 from typing import Any, Self
@@ -23,8 +24,20 @@ KEEP_ALIVE = 1.0
 """Longest time without a logged sample of a role that is watched."""
 LEAST = 3 * SAMPLING
 """No limit is shorter: a single late look must not pass it."""
+MOST_SECONDS = 10.0**7
+"""No duration is longer (116 days): beyond it a number is a slip, and would only fail later in a clock that cannot hold it."""
+_MOST_TIMES = 10.0**6
+_MOST_COUNT = 10**6
+_EXACT = 2**53
 _UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0, "h": 3600.0}
 _TEXT = re.compile(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*(ms|s|min|h|x|)", re.IGNORECASE)
+
+
+def plain_number(value: Any) -> Any:
+    """Python's own number for one of another library (numpy's, say); anything else as it is."""
+    if isinstance(value, bool) or type(value) in (int, float) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 class Relative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,6 +46,16 @@ class Relative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     times: float
     floor: float
     least: int = 5
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            value = plain_number(getattr(self, field))
+            if type(value) is int and field != "least" and abs(value) < _EXACT:
+                value = float(value)
+            if type(value) is not (int if field == "least" else float):
+                what = "a whole number of observations" if field == "least" else "a number"
+                raise ConfigError(f"multiple.{field}", value, f"must be {what}, e.g. Relative(times=4, floor=3, least=5)")
+            msgspec.structs.force_setattr(self, field, value)
 
     def seconds(self, history: list[float]) -> float:
         """``history``: durations, sorted."""
@@ -171,7 +194,10 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     @classmethod
     def named(cls, name: str) -> Self:
         """``paper``, ``lab`` or ``relative``."""
-        return {"paper": cls.paper, "lab": cls.lab, "relative": cls.relative}[name]()
+        known = {"paper": cls.paper, "lab": cls.lab, "relative": cls.relative}
+        if not isinstance(name, str) or name not in known:
+            raise ConfigError("thresholds", name, f"must be one of {', '.join(known)}")
+        return known[name]()
 
     @classmethod
     def relative(cls, times: float = 4.0) -> Self:
@@ -194,14 +220,21 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def updated(self, changes: Mapping[str, Any]) -> Self:
         """With all of ``changes`` (path -> value as `parse` takes it) made at once; only the result has to be free of contradictions."""
+        if not isinstance(changes, Mapping):
+            raise ConfigError("thresholds", changes, 'must be settings by path, e.g. {"rollout.no_tokens": "3s"}')
         return self._with({path: self.parse(path, value) for path, value in changes.items()})
 
     def parse(self, path: str, value: Any) -> Any:
-        """``value`` as the setting at ``path`` takes it: seconds, "3s", "250ms", "2min", "1h", or "4x": relative, with today's as floor."""
+        """``value`` as the setting at ``path`` takes it: seconds, "3s", "250ms", "2min", "1h", or "4x": relative, with today's as floor.
+        Also a `Relative`, or its fields by name.
+        """
         _known(path)
         if not isinstance(value, str):
-            if isinstance(value, int) and not isinstance(value, bool) and path not in _COUNTS:
+            value = plain_number(value)
+            if type(value) is int and path not in _COUNTS and abs(value) <= MOST_SECONDS:
                 value = float(value)
+            if isinstance(value, Mapping) and path in HISTORY:
+                value = _relative(path, value)
             _check_value(path, value)
             return value
         match = _TEXT.fullmatch(value.strip())
@@ -237,7 +270,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`. Raises ConfigError for unknown names, wrong types and contradictions."""
         try:
-            return msgspec.convert(values, cls)
+            return msgspec.convert(dict(values) if isinstance(values, Mapping) else None, cls)
         except msgspec.ValidationError as error:
             if isinstance(error.__cause__, ConfigError):
                 raise error.__cause__ from None
@@ -263,7 +296,16 @@ _FRACTIONS = {"trainer.activity_floor"}
 _MAY_BE_ZERO = {"job.hysteresis"}
 
 
+def _relative(path: str, values: Mapping[str, Any]) -> Relative:
+    try:
+        return msgspec.convert(dict(values), Relative)
+    except msgspec.ValidationError as error:
+        raise ConfigError(path, values, f'must be a time, a multiple such as "4x", or the fields of a Relative: {error}') from None
+
+
 def _known(path: str) -> tuple[str, str]:
+    if not isinstance(path, str):
+        raise ConfigError("threshold", path, "must be the path of a setting as text, e.g. rollout.no_tokens")
     section, _, name = path.partition(".")
     if path not in PATHS:
         here = [known.partition(".")[2] for known in PATHS if known.startswith(f"{section}.")]
@@ -275,31 +317,33 @@ def _known(path: str) -> tuple[str, str]:
 
 def _allowed(path: str) -> str:
     if path in _COUNTS:
-        return "must be a whole number from 1 on"
+        return f"must be a whole number from 1 on, and at most {_MOST_COUNT}"
     if path in _FACTORS:
-        return "must be a factor above 1, e.g. 3 or \"3x\""
+        return f'must be a factor above 1 and at most {_MOST_TIMES:.10g}, e.g. 3 or "3x"'
     if path in _FRACTIONS:
         return "must be a fraction of a core, above 0 and at most 1"
     least = 0.0 if path in _MAY_BE_ZERO else LEAST
     relative = ', or a multiple of its own history such as "4x"' if path in HISTORY else ""
-    return f'must be a finite time of at least {least:g} s, e.g. 3, "3s", "250ms" or "2min"{relative}'
+    return f'must be a finite time of at least {least:g} s and at most {MOST_SECONDS:.10g} s, e.g. 3, "3s", "250ms" or "2min"{relative}'
 
 
 def _check_value(path: str, value: Any) -> None:
     if path in _COUNTS:
-        good = type(value) is int and value >= 1
+        good = type(value) is int and 1 <= value <= _MOST_COUNT
     elif not isinstance(value, Relative):
         good = type(value) is float and math.isfinite(value)
         if good and path in _FACTORS:
-            good = value > 1
+            good = 1 < value <= _MOST_TIMES
         elif good and path in _FRACTIONS:
             good = 0 < value <= 1
         elif good:
-            good = value >= (0.0 if path in _MAY_BE_ZERO else LEAST)
+            good = (0.0 if path in _MAY_BE_ZERO else LEAST) <= value <= MOST_SECONDS
     else:
-        good = path in HISTORY and 1 <= value.times < math.inf and LEAST <= value.floor < math.inf and value.least >= 1
+        good = path in HISTORY and 1 <= value.times <= _MOST_TIMES and LEAST <= value.floor <= MOST_SECONDS
+        good = good and 1 <= value.least <= _MOST_COUNT
         if path in HISTORY and not good:
-            raise ConfigError(path, str(value), f"a multiple must be at least 1x, its floor {LEAST:g} s, its observations 1")
+            most = f"and at most {_MOST_TIMES:.10g}x, {MOST_SECONDS:.10g} s and {_MOST_COUNT}"
+            raise ConfigError(path, str(value), f"a multiple must be at least 1x, its floor {LEAST:g} s, its observations 1, {most}")
     if not good:
         raise ConfigError(path, str(value) if isinstance(value, Relative) else value, _allowed(path))
 

@@ -7,24 +7,25 @@ job on this machine (planner.py), and doing it (runtime/injecting.py).
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Union, get_args
 
 import msgspec
 
-from ..core.roles import PHASES, SINGLE, RoleId, RoleKind
+from ..core.roles import PHASES, SINGLE, Phase, RoleId, RoleKind
 from ..errors import ConfigError
+from .checks import MOST_STEPS, Checked, named, plain_values
 
 _ALL = frozenset(RoleKind)
 _KINDS = frozenset(map(str, RoleKind))
 _TRAINER, _ROLLOUT = frozenset({RoleKind.TRAINER}), frozenset({RoleKind.ROLLOUT})
 _WORKERS = _ALL - {RoleKind.NODE_AGENT}
 NODE = re.compile(r"node-\d+")
+_MOST_RANK = 10**6
 
 
-class _Target(msgspec.Struct, frozen=True, tag_field="fault", forbid_unknown_fields=True):
+class _Target(Checked, frozen=True, tag_field="fault", forbid_unknown_fields=True):
     target: str = ""
     """A role (``trainer-0``), or a kind of roles (``rollout``): one of them is drawn. Empty: the kind that this fault is about."""
 
@@ -55,23 +56,27 @@ class Fault(_Target, frozen=True, kw_only=True, tag_field="fault"):
     """Whom it can hit."""
     foreign: ClassVar[bool] = True
     """Allowed on a cluster that we did not start."""
+    moment: ClassVar[str] = ""
+    """When it strikes, in words or as a phase, where that follows from what it is: no other phase can be asked for."""
 
     def __post_init__(self) -> None:
+        kinds = ", ".join(sorted(self.kinds))
+        self._texts(target=f"the name of a role, e.g. rollout-1, or a kind of roles: {kinds}", node="a node's name, e.g. node-2",
+                    phase="a phase of its target")  # fmt: skip
+        self._flags("force")
         self._check_target()
-        if self.rank is not None and (type(self.rank) is not int or self.rank < 0):
-            raise self._wrong("rank", self.rank, "must be an index from 0 on")
-        if self.step is not None and (type(self.step) is not int or self.step < 1):
-            raise self._wrong("step", self.step, "must be an optimizer step, from 1 on")
+        self._whole("rank", "an index", least=0, most=_MOST_RANK, none=True)
+        self._whole("step", "an optimizer step", least=1, most=MOST_STEPS, none=True)
+        if self.rank is not None and self.kind in SINGLE and self.rank > 0:
+            raise self._wrong("rank", self.rank, f"there is one {self.kind}")
         if self.node and not NODE.fullmatch(self.node):
             raise self._wrong("node", self.node, "must be a node's name, e.g. node-2")
-        self._check_seconds("after", least=0.0)
+        self._number("after")
         if self.phase and self.phase not in PHASES[self.kind]:
             allowed = ", ".join(sorted(PHASES[self.kind]))
             raise self._wrong("phase", self.phase, f"must be a phase of a {self.kind}: {allowed}")
-
-    @property
-    def name(self) -> str:
-        return str(self.__struct_config__.tag)
+        if self.phase and self.moment and self.phase != self.moment:
+            raise self._wrong("phase", self.phase, f"must be left out: {self.name} strikes at a moment of its own, {self.moment}")
 
     @property
     def kind(self) -> RoleKind:
@@ -101,8 +106,6 @@ class Fault(_Target, frozen=True, kw_only=True, tag_field="fault"):
 
     def _check_target(self) -> None:
         kinds = ", ".join(sorted(self.kinds))
-        if not isinstance(self.target, str):
-            raise self._wrong("target", self.target, f"must be the name of a role, e.g. rollout-1, or a kind of roles: {kinds}")
         if not self.target and len(self.kinds) > 1:
             raise self._wrong("target", self.target, f"must name a role, e.g. rollout-1, or a kind of roles: {kinds}")
         if self.target and self.target not in _KINDS:
@@ -115,16 +118,6 @@ class Fault(_Target, frozen=True, kw_only=True, tag_field="fault"):
         if self.kind not in self.kinds:
             raise self._wrong("target", self.target, f"{self.name} can hit {kinds}")
 
-    def _check_seconds(self, field: str, *, least: float, most: float = math.inf) -> None:
-        value = getattr(self, field)
-        number = type(value) in (int, float) and math.isfinite(value)
-        if not number or not least <= value <= most:
-            above = f"at least {least:g}" + (f" and at most {most:g}" if most < math.inf else "")
-            raise self._wrong(field, value, f"must be a finite number, {above}")
-
-    def _wrong(self, field: str, value: object, allowed: str) -> ConfigError:
-        return ConfigError(f"{self.name}.{field}", value, allowed)
-
 
 class _Timed(Fault, frozen=True, kw_only=True):
     seconds: float
@@ -132,7 +125,7 @@ class _Timed(Fault, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_seconds("seconds", least=0.01)
+        self._number("seconds", least=0.01)
 
 
 class _ForATime(Fault, frozen=True, kw_only=True):
@@ -141,7 +134,7 @@ class _ForATime(Fault, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_seconds("seconds", least=0.0)
+        self._number("seconds")
 
 
 # -- faults -
@@ -170,8 +163,8 @@ class Slow(_Timed, frozen=True, kw_only=True, tag="slow"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_seconds("share", least=0.01, most=0.99)
-        self._check_seconds("period", least=0.02, most=60.0)
+        self._number("share", least=0.01, most=0.99, what="a share")
+        self._number("period", least=0.02, most=60.0)
 
 
 class Wedge(_ForATime, frozen=True, kw_only=True, tag="wedge"):
@@ -180,12 +173,20 @@ class Wedge(_ForATime, frozen=True, kw_only=True, tag="wedge"):
     busy: bool = True
     """Stuck in a loop that burns a core; else in a wait."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._flags("busy")
+
 
 class RaiseException(Fault, frozen=True, kw_only=True, tag="exception"):
     """An exception out of its work."""
 
     text: str = "raised by a fault"
     undo = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._texts(text="what the exception says")
 
 
 class CleanExit(Fault, frozen=True, kw_only=True, tag="clean_exit"):
@@ -202,13 +203,14 @@ class MemoryExhaustion(Fault, frozen=True, kw_only=True, tag="memory_exhaustion"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_seconds("room_mb", least=16, most=1024)
+        self._whole("room_mb", "a number of MiB", least=16, most=1024)
 
 
 class OfNode(Fault, frozen=True, kw_only=True, tag="of_node"):
     """A whole node is its target: by its name, or that of a role on it. Not the one with the head of Ray."""
 
     by, kinds, foreign = "host", _ALL, False
+    moment = "as soon as it is due, whatever is done on the node"
 
     @property
     def kind(self) -> RoleKind:
@@ -224,6 +226,9 @@ class OfNode(Fault, frozen=True, kw_only=True, tag="of_node"):
     def _check_target(self) -> None:
         if not NODE.fullmatch(self.target):
             super()._check_target()
+        elif self.rank is not None or self.node:
+            field = "node" if self.node else "rank"
+            raise self._wrong(field, getattr(self, field), f"must be left out: {self.target} is the node that is meant")
 
 
 class NodeLoss(OfNode, frozen=True, kw_only=True, tag="node_loss"):
@@ -248,6 +253,13 @@ class FullDisk(_Timed, frozen=True, kw_only=True, tag="full_disk"):
     """For the trainer that writes checkpoints, their folder is a full little tmpfs. Needs root."""
 
     kinds, disabling, foreign = _TRAINER, False, False
+    moment = "the next writing of a checkpoint"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field, value in (("target", self.target), ("rank", self.rank)):
+            if value not in ("", None, 0, RoleKind.TRAINER, self.role):
+                raise self._wrong(field, value, f"must be left out: {self.role} writes the checkpoints")
 
     @property
     def role(self) -> str:
@@ -262,7 +274,7 @@ class Partition(OfNode, frozen=True, kw_only=True, tag="partition"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_seconds("seconds", least=0.01)
+        self._number("seconds", least=0.01)
 
 
 class Delay(Partition, frozen=True, kw_only=True, tag="delay"):
@@ -274,7 +286,7 @@ class Delay(Partition, frozen=True, kw_only=True, tag="delay"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_seconds("milliseconds", least=0.1, most=60_000.0)
+        self._number("milliseconds", least=0.1, most=60_000.0, what="a finite number of milliseconds")
 
 
 # -- benign disturbances -
@@ -288,24 +300,28 @@ class SlowTool(_Benign, frozen=True, kw_only=True, tag="slow_tool"):
     """The next tool call takes this long."""
 
     kinds = frozenset({RoleKind.AGENT_WORKER})
+    moment = "the next tool call"
 
 
 class LongAdvantage(_Benign, frozen=True, kw_only=True, tag="long_advantage"):
     """The trainer's next advantage phase takes this long."""
 
     kinds = _TRAINER
+    moment = Phase.ADVANTAGE.value
 
 
 class LongFirstToken(_Benign, frozen=True, kw_only=True, tag="long_first_token"):
     """The engine loop comes round, and for this long no token comes of it."""
 
     kinds = _ROLLOUT
+    moment = "as soon as it is due, for all tokens alike"
 
 
 class FirstCompile(_Benign, frozen=True, kw_only=True, tag="first_compile"):
     """The first work of the target's next life takes this long."""
 
     kinds = _TRAINER | _ROLLOUT
+    moment = "the first work of a life"
 
 
 class Freeze(_Benign, frozen=True, kw_only=True, tag="freeze"):
@@ -318,12 +334,14 @@ class IdleRollout(_Benign, frozen=True, kw_only=True, tag="idle_rollout"):
     """The rollout manager sends this rollout no work for this long."""
 
     kinds = _ROLLOUT
+    moment = "as soon as it is due, for all requests alike"
 
 
 class LongCheckpoint(_Benign, frozen=True, kw_only=True, tag="long_checkpoint"):
     """The trainer's next snapshot takes this long."""
 
     kinds = _TRAINER
+    moment = Phase.SNAPSHOT.value
 
 
 AnyFault = Union[
@@ -353,19 +371,20 @@ CATALOGUE: dict[str, type[Fault]] = {str(kind.__struct_config__.tag): kind for k
 
 def make_fault(values: Mapping[str, Any]) -> AnyFault:
     """From plain values, ``fault`` naming the kind: ``{"fault": "kill", "target": "rollout-1", "step": 5}``. Raises ConfigError."""
-    name = values.get("fault")
-    if name not in CATALOGUE:
-        raise ConfigError("fault", name, f"must be one of {', '.join(CATALOGUE)}")
-    return converted(values, CATALOGUE[str(name)], str(name))
+    name = named(values, "fault", CATALOGUE, '{"fault": "kill", "target": "rollout-1"}')
+    return converted(values, CATALOGUE[name], name)
 
 
 def converted(values: Mapping[str, Any], kind: Any, name: str) -> Any:
     """``values`` as ``kind``; what does not fit raises ConfigError with ``name`` and msgspec's words, or the struct's own error."""
+    given: Any = plain_values(values, name)
     try:
-        return msgspec.convert(dict(values), kind)
+        return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
         text, _, path = str(error).partition(" - at `$.")
-        field = f"{name}.{path.rstrip('`')}" if path else name
-        raise ConfigError(field, dict(values), text[0].lower() + text[1:].replace("`", "")) from None
+        path = path.rstrip("`")
+        for part in re.findall(r"[^.\[\]]+", path):
+            given = given[int(part) if isinstance(given, list) else part] if isinstance(given, list) or part in given else None
+        raise ConfigError(f"{name}.{path}" if path else name, given, text[0].lower() + text[1:].replace("`", "")) from None

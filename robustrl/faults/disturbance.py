@@ -26,7 +26,7 @@ _PIECE = 4 << 20
 _FLIPPED = 64
 """Bytes."""
 _PLACE = {"slow_tool": "tool", "long_advantage": Phase.ADVANTAGE, "long_checkpoint": Phase.SNAPSHOT}
-"""Where the benign ones strike, whatever phase was asked for."""
+"""Where the benign ones strike."""
 _HELD = ("long_first_token", "idle_rollout")
 _DISK = "full_disk"
 
@@ -39,8 +39,10 @@ class Disturbance:
     def __init__(self, page: StatusPage, emit: Callable[[ev.Event], None], flush: Callable[[float], None]) -> None:
         self._page, self._emit, self._flush = page, emit, flush
         self._orders: list[Order] = []
-        self._holding: dict[str, tuple[Order, float]] = {}
-        """Role -> what holds its work back, until when."""
+        self._holding: dict[str, list[tuple[Order, float]]] = {}
+        """Role -> what holds its work back, and until when: the work goes on after the last of them."""
+        self._full = 0
+        """Bytes that fill the disk."""
 
     def arm(self, order: Order) -> None:
         self._orders.append(order)
@@ -72,35 +74,46 @@ class Disturbance:
             return False
         for order in list(self._orders):
             if order.kind in _HELD and order.role == role and not self._off(order):
-                self._orders.remove(order)
-                self._holding[role] = (order, time.monotonic() + order.options["seconds"])
+                self._begin(role, order)
                 self._say(order, {"held": "tokens" if order.kind == "long_first_token" else "requests"})
-        if role not in self._holding:
-            return False
-        order, until = self._holding[role]
-        if not order.off.exists() and time.monotonic() < until:
-            return True
-        del self._holding[role]
-        self._over(order)
-        return False
+        for order in self._ended(role):
+            self._over(order)
+        return role in self._holding
 
     def disk(self, folder: Path) -> None:
         """Called by who is about to write to ``folder``, in the thread that writes: a full disk begins here, and ends."""
-        for order in [order for order in self._orders if order.kind == _DISK and not self._off(order)]:
-            self._orders.remove(order)
+        for order in list(self._orders):
+            if order.kind != _DISK or self._off(order):
+                continue
             try:
-                self._holding[_DISK] = (order, time.monotonic() + order.options["seconds"])
                 folder.mkdir(parents=True, exist_ok=True)
-                self._say(order, {"full": disk.fill(folder), "folder": folder.name, "thread": threading.current_thread().name})
+                if _DISK not in self._holding:
+                    self._full = disk.fill(folder)
             except OSError as error:
-                del self._holding[_DISK]
+                self._orders.remove(order)
                 self._emit(ev.FaultEnded(fault=order.fault, outcome="refused", reason=str(error)))
-        if _DISK in self._holding:
-            order, until = self._holding[_DISK]
-            if order.off.exists() or time.monotonic() >= until:
-                del self._holding[_DISK]
+            else:
+                self._begin(_DISK, order)
+                self._say(order, {"full": self._full, "folder": folder.name, "thread": threading.current_thread().name})
+        if ended := self._ended(_DISK):
+            if _DISK not in self._holding:
                 disk.free(folder)
+            for order in ended:
                 self._over(order)
+
+    def _begin(self, what: str, order: Order) -> None:
+        self._orders.remove(order)
+        self._holding.setdefault(what, []).append((order, time.monotonic() + order.options["seconds"]))
+
+    def _ended(self, what: str) -> list[Order]:
+        """Those that held it until now."""
+        now, holding = time.monotonic(), self._holding.get(what, [])
+        ended = [(order, until) for order, until in holding if order.off.exists() or now >= until]
+        for each in ended:
+            holding.remove(each)
+        if not holding:
+            self._holding.pop(what, None)
+        return [order for order, _ in ended]
 
     def _fits(self, order: Order, place: str, working: bool) -> bool:
         wanted = _PLACE.get(order.kind, order.phase)

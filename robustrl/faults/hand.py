@@ -2,7 +2,8 @@
 
 A fault that is aimed at a phase finds its target there for certain: the process is stopped, its status page is read while it cannot change,
 and only if that shows the phase is the fault done; else the process goes on at once and is looked at again. What was done is reported with
-its proof. Each fault waits in a thread of its own, and ends with its target.
+its proof. Each fault waits in a thread of its own, and ends with its target. A process that several stop goes on when the last of them
+lets go.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ class Hand:
     def __init__(self, emit: Callable[[ev.Event], None]) -> None:
         self._emit = emit
         self._called_off: dict[int, threading.Event] = {}
+        self._holders: dict[ProcessId, set[int]] = {}
+        """Process -> the faults that keep it stopped; below 0: an order that was no fault."""
+        self._orders = 0
         self._lock = threading.Lock()
 
     def strike(self, order: Order, process: ProcessId) -> None:
@@ -47,12 +51,60 @@ class Hand:
         busy with it finds a file.
         """
         with self._lock:
+            ours = fault in self._called_off
             self._called_off.setdefault(fault, threading.Event()).set()
         off = off_file(folder, fault)
         off.parent.mkdir(parents=True, exist_ok=True)
         off.touch()
-        if process is not None:
-            send_signal(process, signal.SIGCONT)
+        if process is not None and not self._let_go(process, fault) and not ours:
+            self._wake(process)  # done by an earlier life of who has this hand
+
+    def hang(self, process: ProcessId, seconds: float) -> bool:
+        """SIGSTOP by an order that is no fault, for good with ``seconds`` of 0; False: the process has ended."""
+        with self._lock:
+            self._orders += 1
+            holder = -self._orders
+        if not self._hold(process, holder):
+            return False
+        if seconds:
+            timer = threading.Timer(seconds, self._let_go, (process, holder))
+            timer.daemon = True
+            timer.start()
+        return True
+
+    def _hold(self, process: ProcessId, fault: int) -> bool:
+        """SIGSTOP for this fault; False: it is called off, or the process has ended."""
+        with self._lock:
+            if fault in self._called_off and self._called_off[fault].is_set():
+                return False
+            if not send_signal(process, signal.SIGSTOP):
+                return False
+            self._holders.setdefault(process, set()).add(fault)
+            return True
+
+    def _let_go(self, process: ProcessId, fault: int) -> bool:
+        """The process goes on, unless another fault holds it; False: this one does not hold it, or it has ended."""
+        with self._lock:
+            holders = self._holders.get(process, set())
+            if fault not in holders:
+                return False
+            holders.remove(fault)
+            if holders:
+                return True
+            del self._holders[process]
+            return send_signal(process, signal.SIGCONT)
+
+    def _wake(self, process: ProcessId) -> None:
+        with self._lock:
+            if process not in self._holders:
+                send_signal(process, signal.SIGCONT)
+
+    def _held(self, process: ProcessId) -> str:
+        """Who else still holds it, in words; empty: it runs."""
+        with self._lock:
+            others = sorted(self._holders.get(process, ()))
+        names = [f"fault {other}" if other > 0 else "an order to hang" for other in others]
+        return f"; it is still held by {' and '.join(names)}" if names else ""
 
     def _run(self, order: Order, process: ProcessId, called_off: threading.Event) -> None:
         status = self._aim(order, process, called_off)
@@ -60,7 +112,7 @@ class Hand:
             return  # called off, or its target is gone: the host knows of either
         match order.kind:
             case "kill":
-                self._kill(order, process, status)
+                self._kill(order, process, status, called_off)
             case "hang" | "freeze":
                 self._hang(order, process, status, called_off)
             case "slow":
@@ -78,45 +130,63 @@ class Hand:
                 if status is not None and _fits(order, status, on_step):
                     if not order.phase:
                         return status
-                    _stop(process)
+                    self._stop(process, order.fault)
                     status = reader.read() if reader else status
                     if _fits(order, status, on_step):
                         return status
-                    send_signal(process, signal.SIGCONT)
+                    self._let_go(process, order.fault)
                 called_off.wait(_LOOK)
             return None
         finally:
             if reader is not None:
                 reader.close()
 
-    def _kill(self, order: Order, process: ProcessId, status: Status) -> None:
+    def _kill(self, order: Order, process: ProcessId, status: Status, called_off: threading.Event) -> None:
         began = time.monotonic()
-        sent = send_signal(process, signal.SIGKILL)
+        with self._lock:
+            if called_off.is_set():
+                return
+            sent = send_signal(process, signal.SIGKILL)
+            self._holders.pop(process, None)
         gone = sent and wait_exit(process, _TAKES_EFFECT)
         self._report(order, status, began, {"signal": "SIGKILL", "process": "gone" if gone else process_state(process.pid)})
 
     def _hang(self, order: Order, process: ProcessId, status: Status, called_off: threading.Event) -> None:
         seconds = float(order.options.get("seconds", 0.0))
         began = time.monotonic()
-        state = _stop(process)
+        if not (state := self._stop(process, order.fault)):
+            return
         self._report(order, status, began, {"signal": "SIGSTOP", "process": state})
-        if seconds and not called_off.wait(seconds) and send_signal(process, signal.SIGCONT):
-            self._emit(order.over(f"it goes on after {seconds:g} s"))
+        if seconds and not called_off.wait(seconds) and self._let_go(process, order.fault):
+            self._over(order, process, f"it goes on after {seconds:g} s", f"its {seconds:g} s are over")
 
     def _slow(self, order: Order, process: ProcessId, status: Status, called_off: threading.Event) -> None:
         seconds, share, period = (float(order.options[name]) for name in ("seconds", "share", "period"))
         began = time.monotonic()
-        state = _stop(process)
+        if not (state := self._stop(process, order.fault)):
+            return
         self._report(order, status, began, {"signal": "SIGSTOP", "process": state, "share": share, "period": period})
         while time.monotonic() < began + seconds and is_alive(process):
             if called_off.wait((1 - share) * period):
                 return
-            send_signal(process, signal.SIGCONT)
-            if called_off.wait(share * period):
+            self._let_go(process, order.fault)
+            if called_off.wait(share * period) or not self._hold(process, order.fault):
                 return
-            send_signal(process, signal.SIGSTOP)
-        if send_signal(process, signal.SIGCONT):
-            self._emit(order.over(f"it runs at full speed again after {seconds:g} s"))
+        if self._let_go(process, order.fault):
+            self._over(order, process, f"it runs at full speed again after {seconds:g} s", f"its {seconds:g} s are over")
+
+    def _stop(self, process: ProcessId, fault: int) -> str:
+        """SIGSTOP; the state of the process once that has taken effect: T, or what it is after a second. Empty: see `_hold`."""
+        if not self._hold(process, fault):
+            return ""
+        deadline = time.monotonic() + _TAKES_EFFECT
+        while (state := process_state(process.pid)) not in "TZX" and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        return state
+
+    def _over(self, order: Order, process: ProcessId, alone: str, held: str) -> None:
+        others = self._held(process)
+        self._emit(order.over(held + others if others else alone))
 
     def _report(self, order: Order, status: Status, began: float, proof: dict[str, Any]) -> None:
         proof["ago"] = round(time.monotonic() - began, 6)
@@ -125,12 +195,3 @@ class Hand:
 
 def _fits(order: Order, status: Status, on_step: bool) -> bool:
     return order.phase in ("", status.phase) and (not on_step or status.step >= order.step)
-
-
-def _stop(process: ProcessId) -> str:
-    """SIGSTOP; the state of the process once that has taken effect: T, or what it is after a second."""
-    send_signal(process, signal.SIGSTOP)
-    deadline = time.monotonic() + _TAKES_EFFECT
-    while (state := process_state(process.pid)) not in "TZX" and time.monotonic() < deadline:
-        time.sleep(0.0005)
-    return state

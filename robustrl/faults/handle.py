@@ -47,6 +47,10 @@ class FaultHandle:
         if stage not in (*STAGES, _OVER):
             raise ConfigError("stage", stage, f"must be one of {', '.join((*STAGES, _OVER))}")
 
+        from ..job import _seconds
+
+        timeout = _seconds(timeout)
+
         def reached() -> bool:
             view = self._raw()
             return view.outcome == _OVER if stage == _OVER else STAGES.index(view.stage) >= STAGES.index(stage)

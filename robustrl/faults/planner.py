@@ -18,9 +18,10 @@ from ..core import events as ev
 from ..core.fault_book import FaultBook
 from ..core.roles import Phase, RoleKind, RoleState
 from ..core.run_state import RoleView, RunState
-from ..core.thresholds import SECTION, Thresholds
+from ..core.thresholds import Thresholds
 from ..errors import ConfigError, RobustRLError
 from .catalogue import CATALOGUE, NODE, Delay, Fault, Freeze, FullDisk, IdleRollout, OfNode, Partition, SlowTool
+from .freezing import check_freeze
 from .schedules import Occurrence, Schedule
 
 _GRACE = 2.0
@@ -185,8 +186,8 @@ class Planner:
             raise ConfigError(f"{name}.target", fault.target, f"the task {config.task!r} has no tool; arithmetic_tool has one")
         if isinstance(fault, IdleRollout) and sum(view.kind is RoleKind.ROLLOUT for view in self.state.roles.values()) < 2:
             raise ConfigError(f"{name}.target", fault.target, "with one rollout alone, nobody is there to do its work")
-        if isinstance(fault, Freeze) and fault.seconds >= (limit := _shortest(fault.kind, self.state.thresholds)):
-            raise ConfigError(f"{name}.seconds", fault.seconds, f"is not below the limit in force, {limit:g} s: that would be a Hang")
+        if isinstance(fault, Freeze):
+            check_freeze(fault, Thresholds.from_dict(self.state.thresholds))
 
     def _check_node(self, fault: Fault) -> None:
         nodes = self.state.nodes
@@ -338,7 +339,7 @@ class Planner:
 
     def call_off(self, number: int) -> tuple[str, int] | None:
         """None: it had not struck, and will not. Otherwise the life that has to be set free. Raises RobustRLError if it is too late."""
-        view = self.book.faults.get(number)
+        view = self.book.faults.get(number) if type(number) is int else None
         if view is None:
             raise ConfigError("fault", number, f"there are {', '.join(map(str, self.book.faults)) or 'none yet'}")
         if self._waiting.pop(number, None) is not None:
@@ -346,7 +347,8 @@ class Planner:
         if view.outcome:
             raise RobustRLError(f"fault {number} ({view.kind}) has ended already: {view.outcome}")
         if not view.hits:
-            armed = self._armed[number]
+            if (armed := self._armed.get(number)) is None:
+                raise RobustRLError(f"fault {number} ({view.kind}) is called off already")
             return armed.role, armed.lives[armed.role]
         hit = view.hits[0]
         role = self.state.roles[hit.role]
@@ -356,7 +358,7 @@ class Planner:
 
     def stop_series(self, name: str) -> list[int]:
         """No more faults of this schedule; the numbers of those that wait. Raises ConfigError for an unknown name."""
-        if name not in self._series:
+        if not isinstance(name, str) or name not in self._series:
             raise ConfigError("schedule", name, f"there are {', '.join(self._series) or 'none'}")
         self._series[name].stopped = True
         return [number for number in self._waiting if self.book[number].schedule == name]
@@ -383,15 +385,6 @@ def _has_tool(task: str) -> bool:
     from ..rl.tasks import Task, task_class
 
     return task_class(task).tool is not Task.tool
-
-
-def _shortest(kind: RoleKind, thresholds: dict[str, object]) -> float:
-    """The shortest limit on a stopped process of this kind."""
-    limits = Thresholds.from_dict(thresholds)
-    section = SECTION.get(kind, "management")
-    names = {"trainer": ("no_compute", "silent"), "rollout": ("no_tokens", "wedged")}.get(section, ("silent",))
-    values = [limits.get(f"{section}.{name}") for name in names]
-    return min(value if isinstance(value, float) else value.floor for value in values)
 
 
 WORK_PHASES = {RoleKind.TRAINER: {Phase.TRAIN, Phase.ADVANTAGE, Phase.OPTIMIZER, Phase.SNAPSHOT, Phase.PUBLISH}}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import random
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -17,8 +16,13 @@ from typing import Any, ClassVar, NamedTuple, Union, get_args
 
 import msgspec
 
+from ..core.thresholds import MOST_SECONDS
 from ..errors import ConfigError
 from .catalogue import AnyFault, CleanExit, Fault, Hang, Kill, RaiseException, Wedge, converted, make_fault
+from .checks import MOST_SEED, MOST_STEPS, Checked, named
+
+_LEAST_RATE, _MOST_RATE = 1e-4, 600.0
+"""Faults in a minute: from one in a week on, up to ten in a second."""
 
 
 class Occurrence(NamedTuple):
@@ -28,7 +32,7 @@ class Occurrence(NamedTuple):
     share: float = 0.0
 
 
-class Schedule(msgspec.Struct, frozen=True, tag_field="schedule", forbid_unknown_fields=True, kw_only=True):
+class Schedule(Checked, frozen=True, tag_field="schedule", forbid_unknown_fields=True, kw_only=True):
     seed: int | None = None
     """None: the job's."""
     hidden: bool = False
@@ -37,9 +41,9 @@ class Schedule(msgspec.Struct, frozen=True, tag_field="schedule", forbid_unknown
     endless: ClassVar[bool] = False
     """Planned one by one, each as the one before it comes."""
 
-    @property
-    def name(self) -> str:
-        return str(self.__struct_config__.tag)
+    def __post_init__(self) -> None:
+        self._whole("seed", "a whole number", least=0, most=MOST_SEED, none=True)
+        self._flags("hidden")
 
     def occurrences(self, steps: int, seed: int, committed: int = 0) -> Iterator[Occurrence]:
         """In the order in which they come; may be endless. ``steps``: of the job; ``committed``: those behind it by now."""
@@ -48,8 +52,20 @@ class Schedule(msgspec.Struct, frozen=True, tag_field="schedule", forbid_unknown
     def _draw(self, seed: int) -> random.Random:
         return random.Random(f"{self.name}/{seed if self.seed is None else self.seed}")
 
-    def _wrong(self, field: str, value: object, allowed: str) -> ConfigError:
-        return ConfigError(f"{self.name}.{field}", value, allowed)
+    def _check_fault(self, field: str, fault: Any, *, stepless: bool) -> None:
+        """``stepless``: the schedule says in which step it comes."""
+        if not isinstance(fault, Fault):
+            raise self._wrong(field, fault, "must be a fault of robustrl.faults, e.g. Kill('rollout')")
+        if stepless and fault.step is not None:
+            raise self._wrong(field, fault, f"must have no step of its own: {self.name} sets it")
+
+    def _check_faults(self) -> None:
+        faults: Any = getattr(self, "faults", None)
+        if not isinstance(faults, list | tuple) or not faults:
+            raise self._wrong("faults", faults, "must hold a fault, in a list, e.g. [Kill('rollout')]")
+        for i, fault in enumerate(faults):
+            self._check_fault(f"faults[{i}]", fault, stepless=False)
+        msgspec.structs.force_setattr(self, "faults", list(faults))
 
 
 class _Step(Schedule, frozen=True):
@@ -61,7 +77,9 @@ class AtStep(_Step, frozen=True, tag="at_step"):
     """``AtStep(5, Kill("trainer"))``: once, while optimizer step 5 runs."""
 
     def __post_init__(self) -> None:
-        msgspec.structs.replace(self.fault, step=self.step)
+        super().__post_init__()
+        self._check_fault("fault", self.fault, stepless=True)
+        self._whole("step", "an optimizer step", least=1, most=MOST_STEPS)
 
     def occurrences(self, steps: int, seed: int, committed: int = 0) -> Iterator[Occurrence]:
         yield Occurrence(msgspec.structs.replace(self.fault, step=self.step))
@@ -80,9 +98,10 @@ class EveryNSteps(_EveryN, frozen=True, kw_only=True, tag="every_n_steps"):
     endless = True
 
     def __post_init__(self) -> None:
-        for field, value in (("every", self.every), ("first", self.first)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise self._wrong(field, value, "must be a number of optimizer steps, from 1 on")
+        super().__post_init__()
+        self._whole("every", "a number of optimizer steps", least=1, most=MOST_STEPS)
+        self._whole("first", "an optimizer step", least=1, most=MOST_STEPS, none=True)
+        self._check_fault("fault", self.fault, stepless=True)
 
     def occurrences(self, steps: int, seed: int, committed: int = 0) -> Iterator[Occurrence]:
         for step in range(self.first or self.every, steps + 1, self.every):
@@ -97,8 +116,10 @@ class PaperFrequency(Schedule, frozen=True, kw_only=True, tag="paper_frequency")
     fault: AnyFault = Kill("trainer")
 
     def __post_init__(self) -> None:
-        if type(self.percent) not in (int, float) or not 0 < self.percent <= 100:
-            raise self._wrong("percent", self.percent, "must be above 0 and at most 100")
+        super().__post_init__()
+        if type(percent := self._plain("percent")) not in (int, float) or not 0 < percent <= 100:
+            raise self._wrong("percent", percent, "must be a number above 0 and at most 100")
+        self._check_fault("fault", self.fault, stepless=True)
 
     def occurrences(self, steps: int, seed: int, committed: int = 0) -> Iterator[Occurrence]:
         draw, count = self._draw(seed), round(self.percent / 100 * steps)
@@ -119,18 +140,18 @@ class Poisson(Schedule, frozen=True, kw_only=True, tag="poisson"):
     endless = True
 
     def __post_init__(self) -> None:
-        if type(self.per_minute) not in (int, float) or not 0 < self.per_minute < math.inf:
-            raise self._wrong("per_minute", self.per_minute, "must be a finite number above 0")
-        if self.count is not None and (type(self.count) is not int or self.count < 1):
-            raise self._wrong("count", self.count, "must be a number from 1 on")
-        if not self.faults:
-            raise self._wrong("faults", self.faults, "must hold a fault")
+        super().__post_init__()
+        self._number("per_minute", least=_LEAST_RATE, most=_MOST_RATE, what="a finite number of faults in a minute")
+        self._whole("count", "a number of faults", least=1, most=MOST_STEPS, none=True)
+        self._check_faults()
 
     def occurrences(self, steps: int, seed: int, committed: int = 0) -> Iterator[Occurrence]:
         draw, at = self._draw(seed), 0.0
         for _ in range(self.count) if self.count else itertools.count():
             at += draw.expovariate(self.per_minute / 60)
             fault = draw.choice(self.faults)
+            if at + fault.after > MOST_SECONDS:
+                return  # no job is as long
             yield Occurrence(msgspec.structs.replace(fault, after=at + fault.after))
 
 
@@ -139,10 +160,19 @@ class FaultList(Schedule, frozen=True, kw_only=True, tag="list"):
 
     faults: list[AnyFault]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_faults()
+
     @classmethod
     def read(cls, path: str | Path, *, hidden: bool = False) -> FaultList:
         """TOML (tables ``[[faults]]``) or JSON (a list, or {"faults": [...]}), each as `make_fault` takes it. Raises ConfigError."""
-        path = Path(path).expanduser()
+        if not isinstance(path, str | Path):
+            raise ConfigError("schedule file", path, "must be the path of a .toml or .json file")
+        try:
+            path = Path(path).expanduser()
+        except RuntimeError as error:
+            raise ConfigError("schedule file", str(path), f"names a home that is not there: {error}") from None
         readers: dict[str, Any] = {".toml": tomllib.loads, ".json": json.loads}
         if path.suffix not in readers:
             raise ConfigError("schedule file", str(path), "must end in .toml or .json")
@@ -150,6 +180,8 @@ class FaultList(Schedule, frozen=True, kw_only=True, tag="list"):
             values = readers[path.suffix](path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError("schedule file", str(path), f"cannot be read: {error}") from None
+        except RecursionError:
+            raise ConfigError("schedule file", str(path), "cannot be read: it is nested too deeply") from None
         found = values.get("faults") if isinstance(values, dict) else values
         if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
             raise ConfigError("schedule file", str(path), "must hold a list of faults, each a table with the key fault and its settings")
@@ -167,8 +199,8 @@ class Surprise(Schedule, frozen=True, kw_only=True, tag="surprise"):
     hidden: bool = True
 
     def __post_init__(self) -> None:
-        if type(self.within) not in (int, float) or not 0 <= self.within < math.inf:
-            raise self._wrong("within", self.within, "must be a finite number of seconds, 0 or more")
+        super().__post_init__()
+        self._number("within")
 
     def occurrences(self, steps: int, seed: int, committed: int = 0) -> Iterator[Occurrence]:
         draw = self._draw(seed)
@@ -183,7 +215,5 @@ SCHEDULES: dict[str, type[Schedule]] = {str(kind.__struct_config__.tag): kind fo
 
 def make_schedule(values: Mapping[str, Any]) -> Schedule:
     """From plain values, ``schedule`` naming the kind. Raises ConfigError."""
-    name = values.get("schedule")
-    if name not in SCHEDULES:
-        raise ConfigError("schedule", name, f"must be one of {', '.join(SCHEDULES)}")
-    return converted(values, SCHEDULES[str(name)], str(name))
+    name = named(values, "schedule", SCHEDULES, '{"schedule": "at_step", "step": 5, "fault": {"fault": "kill", "target": "rollout-1"}}')
+    return converted(values, SCHEDULES[name], name)

@@ -78,10 +78,8 @@ class NodeAgent(Role):
         process = self._processes.get((role, incarnation))
         if process is None:
             raise RobustRLError(f"{role} incarnation {incarnation} is not watched by {self.spec.role} yet: ask again")
-        if not send_signal(process, number):
+        if not (self._hand.hang(process, seconds) if name == "hang" else send_signal(process, number)):
             raise RobustRLError(f"{role} incarnation {incarnation} (pid {process.pid}) has ended already: nothing was hit")
-        if name == "hang" and seconds > 0:
-            asyncio.get_running_loop().call_later(seconds, send_signal, process, signal.SIGCONT)
         return process.pid
 
     async def strike(self, order: Order) -> None:

@@ -34,7 +34,7 @@ def verdict(story: Story, t: float, role: str = "rollout-0", kind: str = "failed
         incarnation=story.life[role],
         kind=kind,
         rule=rule,
-        evidence={"pid": 7},
+        evidence={"pid": 7, "cause": "pidfd"},
         threshold=0.0,
         due=t,
         seen=t,
@@ -264,6 +264,72 @@ def test_what_a_fault_claims_and_the_log_does_not_show() -> None:
         "fault 9 was never planned",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize("status, named", [("done", True), ("stopped", False), ("failed", False)])
+def test_in_a_run_that_is_done_a_fault_whose_target_vanished_did_not_fire(status: str, named: bool) -> None:
+    story = Story()
+    plan(story, 101.0)
+    story.at(107.0, ev.FaultEnded(fault=1, outcome="vanished", reason="rollout-0 incarnation 1 ended before it struck"))
+    story.ends(150.0, status)
+    assert findings(story) == ["fault 1 did not fire: rollout-0 incarnation 1 ended before it struck"] * named
+
+
+def lasting(kind: str = "hang", seconds: float = 5.0, ends: float = 150.0, role: str = "rollout-0") -> Story:
+    story = Story()
+    plan(story, 101.0, kind=kind, options={"seconds": seconds}, target=role)
+    hit(story, 102.0, role, {"process": "T", "thread": "main", "held": "tokens"})
+    story.ends(ends)
+    return story
+
+
+def test_a_fault_for_a_time_has_an_end() -> None:
+    assert findings(lasting()) == ["fault 1 (hang) on rollout-0 incarnation 1 was to last 5 s, and the log knows of no end of it"]
+    assert findings(lasting(seconds=0.0)) == findings(lasting(ends=110.0)) == [], "for good, and the run was over before"
+    assert findings(lasting("idle_rollout")) == [], "over when it is asked for again"
+    gone, over = lasting(ends=149.0), lasting(ends=149.0)
+    gone.exits(103.0, "rollout-0")
+    over.at(107.0, ev.FaultEnded(fault=1, outcome="over", reason=""))
+    assert findings(gone) == findings(over) == []
+
+
+@pytest.mark.parametrize(
+    "changes, text",
+    [
+        ({"node": "node-7"}, "struck on node-7, and that life is on node-0"),
+        ({"step": 999}, "struck in step 999, which had not come"),
+        ({"step": -1}, "struck in step -1, which had not come"),
+        ({"incarnation": 4}, "hit pid 7, which is not that life's"),
+    ],
+)
+def test_where_and_in_which_step_a_fault_struck(changes: dict[str, Any], text: str) -> None:
+    story = killed()
+    i = next(i for i, entry in enumerate(story.entries) if isinstance(entry.event, ev.FaultInjected))
+    story.entries[i] = msgspec.structs.replace(story.entries[i], event=msgspec.structs.replace(story.entries[i].event, **changes))
+    assert any(text in found for found in findings(story))
+
+
+@pytest.mark.parametrize(
+    "kind, rule, evidence",
+    [
+        ("failed", "silent", {}),
+        ("suspect", "no_tokens", {}),
+        ("reported", "loop_lag", {}),
+        ("cleared", "no_tokens", {}),
+        ("waiting_on_peer", "no_compute", {}),
+        ("failed", "exited", {"pid": 7}),
+        ("failed", "exited", {"pid": 7, "cause": ""}),
+        ("suspect", "no_tokens", {"x": 1}),
+        ("cleared", "no_tokens", {"was": None}),
+        ("waiting_on_peer", "no_compute", {"peer": "", "active_age": 3.0}),
+    ],
+)
+def test_each_verdict_has_evidence_that_says_something(kind: str, rule: str, evidence: dict[str, Any]) -> None:
+    story = killed(110.0)
+    verdict(story, 102.0, kind=kind, rule=rule)
+    last = story.entries[-1]
+    story.entries[-1] = msgspec.structs.replace(last, event=msgspec.structs.replace(last.event, evidence=evidence))
+    assert any(f"{kind} by rule {rule}, about rollout-0 incarnation 1: without evidence" in found for found in findings(story))
 
 
 def test_a_fault_just_before_the_end_may_lack_its_effect_but_not_its_proof() -> None:

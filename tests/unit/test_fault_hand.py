@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,9 @@ class Bench:
         self.page = StatusPage.create(tmp_path / "page", incarnation=1, pid=process.pid)
         self.process = ProcessId(process.pid, read_start_ticks(process.pid))
 
-    def order(self, kind: str, role: str = "rollout-0", **fields: Any) -> Order:
-        folder = str(self.tmp / "faults")
-        return Order(
-            fault=1, kind=kind, role=role, incarnation=1, node="node-0", pid=self.pid, page=str(self.tmp / "page"), folder=folder, **fields
-        )
+    def order(self, kind: str, role: str = "rollout-0", fault: int = 1, **fields: Any) -> Order:
+        folder, page = str(self.tmp / "faults"), str(self.tmp / "page")
+        return Order(fault=fault, kind=kind, role=role, incarnation=1, node="node-0", pid=self.pid, page=page, folder=folder, **fields)
 
     def strike(self, order: Order) -> None:
         self.hand.strike(order, self.process)
@@ -126,6 +124,94 @@ def test_slow_runs_part_of_the_time_and_leaves_the_process_running(bench: Bench)
     bench.state("SR")
 
 
+def _second_hang(bench: Bench) -> None:
+    bench.strike(bench.order("hang", fault=2, options={"seconds": 0.1}))
+    assert bench.next().fault == 2
+    assert bench.next().reason == "its 0.1 s are over; it is still held by fault 1"
+
+
+def _second_slow(bench: Bench) -> None:
+    bench.strike(bench.order("slow", fault=2, options={"seconds": 0.2, "share": 0.5, "period": 0.04}))
+    assert bench.next().fault == 2 and "still held by fault 1" in bench.next().reason
+
+
+def _another_phase(bench: Bench) -> None:
+    """It stops the process to look, and finds that it is not the moment."""
+    page, bench.page.phase = bench.page, Phase.DECODE
+    reads = iter([Phase.PULL, Phase.DECODE])
+    bench.strike(bench.order("hang", fault=2, phase="pull"))
+    for phase in reads:
+        page.phase = phase
+    time.sleep(0.05)
+
+
+def _called_off(bench: Bench) -> None:
+    order = bench.order("kill", fault=2, phase="pull")
+    bench.strike(order)
+    time.sleep(0.05)
+    bench.hand.call_off(2, order.folder, bench.process)
+
+
+def _never_struck(bench: Bench) -> None:
+    """A wedge, say, which is its target's own: the agent never had it."""
+    bench.hand.call_off(2, bench.order("wedge").folder, bench.process)
+
+
+def _order_to_hang(bench: Bench) -> None:
+    assert bench.hand.hang(bench.process, 0.05)
+    time.sleep(0.2)
+
+
+SECONDS = [_second_hang, _second_slow, _another_phase, _called_off, _never_struck, _order_to_hang]
+
+
+@pytest.mark.parametrize("second", SECONDS, ids=lambda second: second.__name__)
+def test_no_end_of_one_fault_undoes_another_on_the_same_process(bench: Bench, second: Callable[[Bench], None]) -> None:
+    order = bench.order("hang")
+    bench.strike(order)
+    assert bench.next().proof["process"] == "T"
+    second(bench)
+    bench.state("T")
+    time.sleep(0.05)
+    bench.state("T")
+    bench.hand.call_off(1, order.folder, bench.process)
+    if second is _another_phase:
+        bench.hand.call_off(2, order.folder, bench.process)
+    bench.state("SR")
+
+
+def test_an_order_to_hang_outlasts_a_fault_and_one_that_is_shorter(bench: Bench) -> None:
+    assert bench.hand.hang(bench.process, 0.0) and bench.hand.hang(bench.process, 0.05)
+    bench.strike(bench.order("freeze", options={"seconds": 0.1}))
+    bench.next()
+    assert bench.next().reason == "its 0.1 s are over; it is still held by an order to hang"
+    bench.state("T")
+
+
+def test_a_process_that_is_held_can_be_killed(bench: Bench) -> None:
+    bench.strike(bench.order("hang"))
+    bench.next()
+    bench.strike(bench.order("kill", fault=2))
+    assert bench.next().proof["process"] == "gone"
+
+
+def test_what_is_called_off_stops_nothing_any_more(bench: Bench) -> None:
+    """However late its thread comes to it."""
+    order = bench.order("hang")
+    bench.hand.call_off(1, order.folder, bench.process)
+    assert not bench.hand._hold(bench.process, 1) and bench.hand._stop(bench.process, 1) == ""
+    bench.state("SR")
+
+
+def test_a_later_life_of_the_agent_undoes_what_the_one_before_did(bench: Bench) -> None:
+    order = bench.order("hang")
+    bench.strike(order)
+    bench.next()
+    bench.state("T")
+    Hand(bench.said.put).call_off(1, order.folder, bench.process)
+    bench.state("SR")
+
+
 def test_a_target_that_vanishes_leaves_no_thread(bench: Bench, victim: subprocess.Popen[bytes]) -> None:
     bench.strike(bench.order("kill", phase="pull"))
     victim.kill()
@@ -198,6 +284,36 @@ def test_held_tokens(inside: Inside) -> None:
         time.sleep(0.005)
     assert 0.1 <= time.monotonic() - began < 1.0
     assert inside.next().proof["held"] == "tokens" and inside.next().outcome == "over"
+
+
+def test_tokens_that_two_faults_hold_come_after_the_later_end(inside: Inside) -> None:
+    for fault, seconds in ((1, 0.1), (2, 0.3)):
+        inside.disturbance.arm(inside.order("long_first_token", fault=fault, options={"seconds": seconds}))
+    began = time.monotonic()
+    while inside.disturbance.holds("rollout-0"):
+        time.sleep(0.005)
+    assert 0.3 <= time.monotonic() - began < 1.0
+    said = [inside.next() for _ in range(4)]
+    assert [(type(each).__name__, each.fault) for each in said] == [
+        ("FaultInjected", 1), ("FaultInjected", 2), ("FaultEnded", 1), ("FaultEnded", 2)]  # fmt: skip
+
+
+def test_a_disk_that_two_faults_fill_is_filled_once_and_freed_once(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr("robustrl.faults.disk.fill", lambda folder: done.append("filled") or 65536)
+    monkeypatch.setattr("robustrl.faults.disk.free", lambda folder: done.append("freed"))
+    off, *orders = (inside.order("full_disk", "trainer-0", fault, options={"seconds": fault / 10}) for fault in (3, 1, 2))
+    inside.hand.call_off(3, off.folder, None)
+    for order in (off, *orders):
+        inside.disturbance.arm(order)
+    inside.disturbance.disk(tmp_path / "checkpoints")
+    assert [inside.next().proof["full"] for _ in orders] == [65536, 65536]
+    for _ in orders:
+        time.sleep(0.11)
+        inside.disturbance.disk(tmp_path / "checkpoints")
+    assert [inside.next().fault, inside.next().fault] == [1, 2] and done == ["filled", "freed"] and inside.said.empty()
 
 
 def test_a_first_compile_waits_for_work(inside: Inside) -> None:

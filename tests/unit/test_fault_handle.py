@@ -13,6 +13,7 @@ from robustrl.core import events as ev
 from robustrl.core.run_state import RunState
 from robustrl.errors import ConfigError, HostGone, RobustRLError, WaitTimeout
 from robustrl.faults.handle import FaultHandle, ScheduleHandle
+from robustrl.role_handles import RoleHandle
 
 
 def handle(story: Story, over: bool = False) -> FaultHandle:
@@ -31,6 +32,21 @@ def planned(**fields: Any) -> Story:
     story = Story()
     plan(story, 101.0, **fields)
     return story
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "3", None, True, [], 10**400, 1e15])
+def test_an_odd_time_is_named_before_anything_is_done(seconds: Any) -> None:
+    calls: list[Any] = []
+    with pytest.raises(ConfigError, match="seconds = .*must be finite and not negative, at most 10000000; 0: for good"):
+        RoleHandle(SimpleNamespace(_call=lambda *args, **_: calls.append(args)), "rollout-0").hang(seconds)  # type: ignore[arg-type]
+    assert not calls
+    story = planned()
+    if isinstance(seconds, float | int) and seconds >= 0 and seconds is not True:
+        with pytest.raises(WaitTimeout):
+            handle(story).wait("injected", timeout=seconds)
+        return
+    with pytest.raises(ConfigError, match="timeout = "):
+        handle(story).wait("injected", timeout=seconds)
 
 
 def test_a_wait_ends_with_its_stage_or_says_how_far_it_came() -> None:

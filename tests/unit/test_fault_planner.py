@@ -248,6 +248,39 @@ def test_calling_off() -> None:
         stage.planner.call_off(9)
 
 
+def test_calling_off_twice_is_named_whatever_has_been_written_meanwhile() -> None:
+    stage = Stage()
+    waiting = stage.plan(Kill("rollout-1", after=50.0), 101.0)
+    assert stage.planner.call_off(waiting) is None
+    with pytest.raises(RobustRLError, match=r"fault 1 \(kill\) is called off already"):
+        stage.planner.call_off(waiting)
+    stage.story.at(102.0, ev.FaultEnded(fault=waiting, outcome="aborted", reason="called off"))
+    stage.catch_up()
+    with pytest.raises(RobustRLError, match="has ended already: aborted"):
+        stage.planner.call_off(waiting)
+
+
+@pytest.mark.parametrize("target, most", [("rollout-0", 2.7), ("trainer-0", 2.7), ("supervisor", None), ("task_runner", 4.7),
+                                          ("state_keeper-0", 4.7), ("node_agent-0", 3.7)])  # fmt: skip
+def test_the_longest_freeze_leaves_room_for_the_last_sign_of_life(target: str, most: float | None) -> None:
+    stage = Stage(Story(("supervisor", "trainer-0", "rollout-0", "task_runner", "state_keeper-0", "node_agent-0"), steps=20))
+    if most is None:
+        with pytest.raises(ConfigError, match="freeze can hit"):
+            Freeze(target, seconds=1)
+        return
+    stage.plan(Freeze(target, seconds=most), 101.0)
+    with pytest.raises(ConfigError, match=rf"freeze.seconds = {most + 0.1:g}: must be at most {most:g}: the limit in force is"):
+        stage.plan(Freeze(target, seconds=round(most + 0.1, 6)), 101.0)
+
+
+def test_limits_may_be_too_short_for_any_freeze() -> None:
+    stage = Stage()
+    short = Thresholds.lab().updated({"rollout.heartbeat": 0.305, "rollout.no_tokens": 0.305, "job.hysteresis": 0.1})
+    stage.story.at(101.0, ev.ThresholdsChanged(thresholds=short.to_dict(), changes={}))
+    with pytest.raises(ConfigError, match="freeze.seconds = 0.01: must not be at all with limits so short"):
+        stage.plan(Freeze("rollout-0", seconds=0.01), 102.0)
+
+
 def test_what_is_left_at_the_end() -> None:
     for status, outcomes in (
         ("stopped", {1: "aborted", 2: "aborted", 3: "aborted"}),
@@ -275,7 +308,7 @@ REFUSED: list[tuple[Fault, dict[str, Any], str]] = [
     (Delay("node-0", seconds=3), {}, r'delay = .* needs hosts="namespaces"'),
     (FullDisk(seconds=3), {"root": False}, r"full_disk = .* needs root"),
     (SlowTool(seconds=3), {}, r"slow_tool.target = '': the task 'arithmetic' has no tool"),
-    (Freeze("rollout-0", seconds=3), {}, r"freeze.seconds = 3: is not below the limit in force, 3 s"),
+    (Freeze("rollout-0", seconds=3), {}, r"freeze.seconds = 3: must be at most 2.7: the limit in force is 3 s"),
 ]
 
 

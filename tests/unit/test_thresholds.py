@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +15,7 @@ from robustrl.core import events as ev
 from robustrl.core.roles import RoleKind
 from robustrl.core.thresholds import HISTORY, LEAST, PATHS, SECTION, Relative, Thresholds
 from robustrl.errors import ConfigError
+from robustrl.live_settings import LiveThresholds
 
 LAB = Thresholds.lab()
 
@@ -155,3 +160,18 @@ def test_any_value_is_taken_whole_or_refused(path, value):
 def test_every_role_kind_and_every_relative_setting_is_known():
     assert {SECTION.get(kind, "management") for kind in RoleKind} <= {path.partition(".")[0] for path in PATHS}
     assert set(HISTORY) <= set(PATHS)
+
+
+def test_a_live_job_is_sent_what_its_host_takes():
+    """A number of numpy or a multiple cannot cross the socket as it is."""
+    sent = []
+    state = SimpleNamespace(thresholds=LAB.to_dict())
+    job = SimpleNamespace(_changed=nullcontext(), _state=state, _call=lambda *_, **args: sent.append(args))
+    live = LiveThresholds(job)
+    live.update({"job.stall": Relative(4.0, 90.0), "rollout.no_tokens": np.float64(3.5), "trainer.snapshot": "4x", "rollout.strikes": 2})
+    changes = msgspec.msgpack.decode(msgspec.msgpack.encode(sent[0]["changes"]))
+    there = LAB.updated(changes)
+    assert (there.job.stall, there.rollout.no_tokens, there.trainer.snapshot) == (Relative(4.0, 90.0), 3.5, Relative(4.0, 10.0))
+    with pytest.raises(ConfigError, match="must be settings by path"):
+        live.update(None)
+    assert len(sent) == 1
