@@ -115,6 +115,7 @@ def test_core_is_pure() -> None:
         "itertools",
         "math",
         "msgspec",
+        "numbers",
         "re",
         "robustrl",
         "statistics",

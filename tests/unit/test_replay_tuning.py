@@ -165,11 +165,11 @@ def test_a_page_loads_moves_compares_chooses_a_point_and_is_told_what_is_wrong()
     page.ask(tuner, "point", point=7)
     assert tuner.now is not None and tuner.now.changes == tuner.points[7][0] != {}
     page.ask(tuner, "look", run=1)
-    assert page.picture["shown"] == 1 and "a place from 0 to 1" in page.ask(tuner, "look", run=5)["error"]
+    assert page.picture["shown"] == 1 and "a whole number from 0 to 1" in page.ask(tuner, "look", run=5)["error"]
     assert "no job" in page.ask(tuner, "apply")["error"]
     tuner.take("{", page.answered)
     page.until(lambda: "no command" in page.answers.get("", {}).get("error", ""))
-    assert "number of seconds" in page.ask(tuner, "set", **{"job.stall": "1"})["error"]
+    assert "must be a number" in page.ask(tuner, "set", **{"job.stall": "1"})["error"]
     threads = [thread for thread in threading.enumerate() if thread.name == "robustrl-tuner"]
     tuner.close()
     assert not any(thread.is_alive() for thread in threads)
