@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from . import events as ev
+from .fault_times import FaultTimes
 from .roles import RoleKind, RoleState
 
 STAGES = ("planned", "injected", "detected", "recovered", "confirmed")
@@ -146,17 +147,14 @@ class FaultBook:
     _verdicts: dict[tuple[str, int], list[tuple[float, ev.Verdict]]] = field(default_factory=dict)
     _down: dict[tuple[str, int], float] = field(default_factory=dict)
     """Life -> when it was first said to have ended. It may be logged ahead of the fault that ended it."""
-    _least_lag: dict[tuple[str, int], float] = field(default_factory=dict)
-    """Emitter's life -> least seconds from its stamp to the log's (clock offset included): what is above that was spent on the way."""
+    _times: FaultTimes = field(default_factory=FaultTimes)
 
     def __getitem__(self, number: int) -> FaultView:
         return self.faults[number]
 
     def apply(self, entry: ev.Entry) -> None:
         event = entry.event
-        lag = entry.t - entry.at
-        life = entry.source, entry.incarnation
-        self._least_lag[life] = min(lag, self._least_lag.get(life, lag))
+        self._times.feed(entry)
         if isinstance(event, ev.FaultPlanned):
             self.faults[event.fault] = self._open[event.fault] = FaultView(**msgspec.structs.asdict(event), planned=entry.t)
         for number in [number for number, view in self._open.items() if view.closed(entry.t)]:
@@ -202,8 +200,7 @@ class FaultBook:
         view = self.faults.get(event.fault)
         if view is None:
             return
-        late = entry.t - entry.at - self._least_lag[entry.source, entry.incarnation]
-        t = max(view.planned, entry.t - late - float(event.proof.get("ago", 0.0)))
+        t = max(view.planned, self._times.done(entry, event))
         hit = Hit(event.role, event.incarnation, event.node, event.pid, event.phase, event.step, t, event.proof)
         self._take_back(event.role, event.incarnation, t)
         view.hits.append(hit)

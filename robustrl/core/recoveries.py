@@ -4,9 +4,10 @@ A recovery begins with the failure of one life of a role and ends when all that 
 
     onset --detect--> first word of the failure --restart--> the new process is ready --reconnect--> back
 
-*Onset* is the injection where the log has it, else the last sign of life. *Back* is healthy: a rollout has then committed a checked
-version, a trainer has been restored and has met its peers. A trainer that has something to train is back when it trains. What dies again on
-its way belongs to the same recovery, as another attempt; so do ranks that fail together, and all roles of a full restart.
+*Onset* is the moment at which the fault was done, by the injector's proof, where the log has it, else the last sign of life. *Back* is
+healthy: a rollout has then committed a checked version, a trainer has been restored and has met its peers. A trainer that has something to
+train is back when it trains. What dies again on its way belongs to the same recovery, as another attempt; so do ranks that fail together,
+and all roles of a full restart.
 Leaves out: what an outage cost (accounting.py), and whether the recovery was the right one (audit).
 """
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from . import events as ev
+from .fault_times import FaultTimes
 from .roles import Phase, RoleId, RoleKind
 
 INJECTION, LAST_SIGN, DECISION = "injection", "last sign of life", "decision"
@@ -169,6 +171,7 @@ class Recoveries:
         self._full: _Open | None = None
         self._lives: dict[str, _Life] = {}
         self._injected: dict[tuple[str, int], list[tuple[float, int]]] = {}
+        self._times = FaultTimes()
         self._batch_of: dict[int, int] = {}
         """Trajectory that is not complete -> its batch."""
         self._rest: Counter[int] = Counter()
@@ -181,6 +184,7 @@ class Recoveries:
 
     def feed(self, entry: ev.Entry) -> None:
         t = entry.t
+        self._times.feed(entry)
         if (speaker := self._lives.get(entry.source)) and speaker.incarnation == entry.incarnation:
             speaker.seen = t
         match entry.event:  # in order of frequency
@@ -217,8 +221,8 @@ class Recoveries:
                 self._fail(t, event.role, event.incarnation, f"rule {event.rule}", event)
             case ev.RestartDecided() as event:
                 self._decide(t, event)
-            case ev.FaultInjected(role=role, incarnation=incarnation, fault=fault):
-                self._inject(t, role, incarnation, fault)
+            case ev.FaultInjected(role=role, incarnation=incarnation, fault=fault) as event:
+                self._inject(self._times.done(entry, event), role, incarnation, fault)
             case ev.Paused():
                 self._paused = True
             case ev.Resumed():

@@ -56,9 +56,12 @@ class _Dashboard:
 
 
 def _state(view: Any) -> list[Any]:
-    """What a page says of a failure: headline, stage on the role's card, newest line of the story, and how far each fault has come."""
+    """What a page says of a failure: headline (without what its reader may do), stage on the role's card, newest line of the story, and how
+    far each fault has come.
+    """
     stage = view.locator('.rrl-board button.role[aria-label^="rollout-1,"] .stages .on')
-    return [view.locator(".rrl-board .say").inner_text(timeout=5000), stage.evaluate_all("all => all.map((one) => one.className)"),
+    headline = view.locator(".rrl-board .say").inner_text(timeout=5000).split("Click")[0]
+    return [headline, stage.evaluate_all("all => all.map((one) => one.className)"),
             view.locator(".rrl-board .below > div:first-child .story li span").first.inner_text(timeout=5000),
             view.locator(".rrl-faults .fault").evaluate_all("all => all.map((one) => one.querySelectorAll('.steps .on').length)")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +58,20 @@ def test_the_word_of_an_injection_between_its_effect_and_the_recovery_is_no_late
     story.exits(110.0, "rollout-0")
     story.injects(110.3, "rollout-0")
     assert (only(story).onset, only(story).detect, only(story).faults) == (110.0, 0.0, (1,))
+
+
+def test_the_onset_is_when_the_fault_was_done_not_when_its_word_was_in_the_log() -> None:
+    """The proof says how long ago it was done, and the word itself may have been on its way for a while."""
+    story = Story()
+    story.injects(110.3, "rollout-0")
+    word = story.entries[-1]
+    assert isinstance(word.event, ev.FaultInjected)
+    done = msgspec.structs.replace(word.event, proof={"ago": 0.25})
+    word = msgspec.structs.replace(word, source="node_agent-0", n=2, at=10.2, event=done)
+    earlier = msgspec.structs.replace(word, n=1, t=101.0, at=1.0, event=ev.WarningRaised(text="so"))
+    story.entries[-1:] = [earlier, word]
+    story.exits(110.5, "rollout-0")
+    assert only(story).onset == pytest.approx(110.3 - 0.1 - 0.25) and only(story).detect == pytest.approx(0.55)
 
 
 def test_an_event_of_the_role_itself_is_a_sign_of_life() -> None:

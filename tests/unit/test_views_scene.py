@@ -8,7 +8,7 @@ from unicodedata import category
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_log import Writer, made_log
 from robustrl_widgets import lanes, showing, static
@@ -161,6 +161,7 @@ def test_bars_of_a_lane_never_overlap_and_are_never_too_many(moves, most):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 2), st.sampled_from("wircdx")), max_size=150), st.integers(1, 90), st.floats(0, 60))
+@example([(0.0, "w"), (1.0, "i"), (0.0, "d")], 1, 0.0)  # nothing is left of it, and it had been longer
 def test_what_is_drawn_of_a_lane_is_all_of_its_bars_whatever_was_drawn_before(moves, most, reach):
     lane, t = lanes.Lane(), 0.0
     for gap, code in moves:

@@ -91,7 +91,7 @@ class Lane:
         bars, first = list(self.bars), self.dropped
         end = first + len(bars)
         chunks: dict[str, list[list[float | str]]] = {}
-        for number in range(first // _CHUNK, -(-end // _CHUNK)):
+        for number in range(first // _CHUNK, -(-end // _CHUNK) if bars else 0):
             if (chunk := self._whole.get(number)) is None:
                 low, high = max(first, number * _CHUNK), min(end, (number + 1) * _CHUNK)
                 chunk = [_row(bar.start, bar.end, bar.code, bar.phase) for bar in bars[low - first : high - first]]
