@@ -259,9 +259,11 @@ def is_place(address: str) -> bool:
 
 
 def check_named(path: Any, field: str, allowed: str) -> None:
-    """Raises ConfigError for a path without a name: pathlib takes it for the working directory."""
+    """Raises ConfigError for a path without a name, which pathlib takes for the working directory, and for one that no system takes."""
     if isinstance(path, str) and not path.strip():
         raise ConfigError(field, path, f"{allowed}; the working directory is '.'")
+    if isinstance(path, str | Path) and "\0" in str(path):
+        raise ConfigError(field, str(path), f"{allowed}; no path holds a null byte")
 
 
 def home(path: Path, field: str) -> Path:

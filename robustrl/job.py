@@ -222,6 +222,8 @@ class Job:
 
         if not isinstance(fault, msgspec.Struct):
             raise ConfigError("fault", fault, "must be a fault of robustrl.faults, e.g. Kill('rollout-1')")
+        if not isinstance(hidden, bool):
+            raise ConfigError("hidden", hidden, "must be True or False")
         return FaultHandle(self, self._call("inject", timeout, fault=msgspec.to_builtins(fault), hidden=hidden, by=_user()))
 
     def schedule(self, schedule: Schedule, timeout: float | None = None) -> ScheduleHandle:

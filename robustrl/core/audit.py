@@ -100,6 +100,8 @@ def _closing(log: Log) -> Found:
         ends = [(seq, event) for seq, event in log.all(ev.RunEnded) if first < seq <= last]
         if decided and ends and ends[0][1].reason != (why := decided[0][1].reason):
             yield ends[0][0], f"the run ended because {ends[0][1].reason!r:.80}; decided was that it does because {why!r:.80}"
+        elif decided and ends and ends[0][1].status != (status := decided[0][1].status):
+            yield ends[0][0], f"the run ended as {ends[0][1].status!r:.20}; decided was that it does as {status!r:.20}"
     if log.status not in ("", "done", "stopped", "failed"):
         yield log.end, f"status {log.status!r}: must be done, stopped or failed"
     if log.status == "done" and [event.status for _, event in decided] != ["done"]:

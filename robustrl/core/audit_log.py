@@ -120,7 +120,7 @@ class Log:
         return cut
 
     @cached_property
-    def _announced(self) -> dict[int, float]:
+    def announced(self) -> dict[int, float]:
         """Version -> the time of its first announcement, on the log's clock."""
         return {e.event.version: e.t for e in reversed(self.entries) if isinstance(e.event, ev.VersionAnnounced)}
 
@@ -163,7 +163,7 @@ class Log:
         A rollout tells its manager and the host at once that it runs on a version. Where its process, or the run, ends before the host's
         copy is written, the log has the work that the manager then gave it and not that word: the last one of a life that was cut short.
         """
-        announced = self._announced.get(version, math.inf)
+        announced = self.announced.get(version, math.inf)
         return any(
             announced <= end <= seen + patience and version > self._told.get((role, life), -1)
             for life, (end, patience) in self._cut_short.get(role, {}).items()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log
-from robustrl.core.audit_told import evaluated, measured, planned
+from robustrl.core.audit_told import announced_before, evaluated, in_order, measured, planned
 from robustrl.core.roles import Phase, RoleState
 
 _METRICS = {"loss", "importance_weight", "importance_weight_max", "clip_fraction", "kl", "entropy", "grad_norm", "learning_rate",
@@ -61,6 +61,7 @@ def metrics(log: Log) -> Found:
     for seq, step in log.all(ev.OptimizerStepCommitted):
         if step.step >= 1 and step.step not in rows and not log.may_lack(step.step):
             yield seq, f"step {step.step} has no metrics"
+    yield from in_order(log, ev.StepMetrics)
     yield from measured(log)
 
 
@@ -123,6 +124,7 @@ def evaluations(log: Log) -> Found:
             yield seq, f"an evaluation on {event.prompts} prompts, after one on {prompts}"
         elif text := _impossible(event):
             yield seq, f"an evaluation of version {event.version} with accuracy {event.accuracy:g} on {event.prompts} prompts: {text}"
+    yield from announced_before(log)
     if log.status == "done" and (missing := next((version for version in planned(log) if version not in done), None)) is not None:
         yield log.end, f"no evaluation of version {missing}"
     else:

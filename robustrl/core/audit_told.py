@@ -27,6 +27,26 @@ def planned(log: Log) -> Iterator[int]:
         yield config.steps
 
 
+def in_order(log: Log, kind: type[ev.StepMetrics] | type[ev.TrajectoriesConsumed]) -> Found:
+    """One life of an emitter tells of the steps in their order; from an earlier one on only after a rollback."""
+    newest: dict[tuple[str, int], int] = {}
+    for entry in log.entries:
+        if isinstance(entry.event, ev.RolledBack | ev.RunResumed):
+            newest.clear()
+        elif isinstance(entry.event, kind):
+            life, step = (entry.source, entry.incarnation), entry.event.step
+            if step <= newest.get(life, -1):
+                yield entry.seq, f"{entry.source} tells of step {step} after step {newest[life]}"
+            newest[life] = step
+
+
+def announced_before(log: Log) -> Found:
+    """No version is evaluated before there is one."""
+    for seq, event in log.all(ev.EvaluationDone):
+        if (early := log.announced.get(event.version, 0.0) - log.times[seq]) > log.late:
+            yield seq, f"an evaluation of version {event.version} {early:.1f} s before that version was announced"
+
+
 def rated(log: Log) -> Found:
     """The rollout manager counts a trajectory once the journal has said that it ended, or an evaluation has its answer, and no other."""
     if not log.one_life("rollout_manager", "request_manager", "task_runner"):

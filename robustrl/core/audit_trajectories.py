@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log, some
-from robustrl.core.audit_told import rated
+from robustrl.core.audit_told import in_order, rated
 from robustrl.core.ledger import Ledger, LedgerError
 from robustrl.core.recovery import FULL
 
@@ -74,6 +74,7 @@ def consumption(log: Log) -> Found:
             yield seq, f"marked as consumed and named in step {event.step}'s committed state differ in {some(sorted(odd))}"
         elif not _rising(event.ids):
             yield seq, f"step {event.step} marked its trajectories in another order than that of their numbers"
+    yield from in_order(log, ev.TrajectoriesConsumed)
     for seq, committed in log.all(ev.OptimizerStepCommitted):
         if not _rising(committed.consumed):
             yield seq, f"step {committed.step} consumed its trajectories in another order than that of their numbers"

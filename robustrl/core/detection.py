@@ -73,28 +73,30 @@ class Detector:
             case ev.HeartbeatSent():
                 if life := self._life(event.role, event.incarnation):
                     if life.beat is not None and (life.beat.source, life.beat.source_incarnation) == (entry.source, entry.incarnation):
-                        life.misses += 1
+                        life.misses += entry.t > life.made_progress
                     life.beats = event.number
                     if event.number > life.last_answer:
                         life.beat = Beat(entry.t, event.number, entry.source, entry.incarnation)
             case ev.HeartbeatAnswered():
                 if life := self._life(event.role, event.incarnation):
-                    life.beat, life.misses, life.answered, life.last_answer = None, 0, entry.t, event.number
-                    life.answers += 1
+                    if life.beat is not None and life.beat.number <= event.number:
+                        life.beat = None
+                    life.misses, life.answered, life.last_answer = 0, entry.t, max(life.last_answer, event.number)
+                    life.answers += entry.t > life.made_progress
             case ev.ProcessExited():
                 if life := self._life(event.role, event.incarnation):
                     life.exit = min(life.exit or (entry.t, event), (entry.t, event), key=lambda found: (found[0], found[1].cause))
             case ev.NodeLost():
                 for life in self._lives.values():
                     if life.node == event.node:
-                        life.lost = life.lost or (entry.t, event)
+                        life.lost = min(life.lost or (entry.t, event), (entry.t, event), key=lambda found: (found[0], found[1].reason))
                         self._touch(life)
             case ev.ErrorRaised():
                 if life := self._life(event.role, event.incarnation):
                     if event.error == "TrainingError":
-                        life.bad_number = life.bad_number or (entry.t, event.text)
+                        life.bad_number = min(life.bad_number or (entry.t, event.text), (entry.t, event.text))
                     else:
-                        life.error = life.error or (entry.t, event)
+                        life.error = min(life.error or (entry.t, event), (entry.t, event), key=lambda found: (found[0], found[1].text))
             case ev.PeerGone():
                 if life := self._life(event.peer, event.peer_incarnation):
                     life.gone_peer = min(life.gone_peer or (entry.t, event), (entry.t, event), key=lambda found: (found[0], found[1].role))
@@ -112,7 +114,7 @@ class Detector:
                 bad = sorted(name for name, value in event.values.items() if not math.isfinite(value))
                 if bad and (life := self._life("trainer-0")):
                     text = f"step {event.step}: not finite: {', '.join(bad)}"
-                    life.bad_number = life.bad_number or (entry.t, text)
+                    life.bad_number = min(life.bad_number or (entry.t, text), (entry.t, text))
             case ev.OptimizerStepCommitted():
                 if event.step > max(self._committed, 0) and self._commit is not None and not self._paused:
                     self._steps_history.add(entry.t - self._commit)

@@ -93,7 +93,6 @@ class Sampler:
     def _shift(self, seconds: float) -> None:
         self._phase_since += seconds
         self._progress_since += seconds
-        self._logged += seconds
         self._meter.shift(seconds)
 
     def look(self, now: float, *, phase: Phase, progress: int, pending: int, step: int, version: int, loop_age: float, cpu: float,

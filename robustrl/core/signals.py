@@ -107,6 +107,8 @@ class Life:
         """Keepers: from when on the checkpoint that is not written yet has had its turn."""
         self.beat: Beat | None = None
         self.beats = self.misses = self.answers = self.last_answer = 0
+        self.made_progress = -math.inf
+        """When new progress was last told of: what comes at the same time counts as before it."""
         self.answered = -math.inf
         self.waited = -math.inf
         """Until when it had a peer to wait for."""
@@ -151,6 +153,7 @@ class Life:
             self._learn(old, new, entry.at - self.sampled_at, entry.at)
         if old is None or new.progress != old.progress:
             self.answers = self.misses = 0
+            self.made_progress = entry.t
         self.agent, self.sample, self.sampled, self.sampled_at = entry.source, new, entry.t, entry.at
         for name in _AGES:
             age = getattr(new, name)

@@ -73,7 +73,12 @@ class FaultHandle:
         self._job._call("abort_fault", timeout, fault=self.number)
 
     def reveal(self, guess: str = "", timeout: float | None = None) -> FaultHandle:
-        """Show a hidden fault, to everyone; ``guess``, what you take it for, is kept in the log beside it."""
+        """Show a hidden fault, to everyone; ``guess``, what you take it for, is kept in the log beside it.
+
+        Raises ConfigError if it is no text.
+        """
+        if not isinstance(guess, str):
+            raise ConfigError("guess", guess, "must be a text")
         self._job._call("reveal_fault", timeout, fault=self.number, guess=guess)
         return self
 

@@ -108,6 +108,8 @@ class Planner:
     ) -> ev.FaultPlanned:
         """Raises ConfigError for what cannot be done in this job or on this machine."""
         self.check(fault)
+        if not isinstance(hidden, bool):  # it would not be read back from the log, and a fault without its plan would strike
+            raise ConfigError("hidden", hidden, "must be True or False")
         self._numbers = number = self._numbers + 1
         self._waiting[number] = _Waiting(number, fault, now, share)
         return ev.FaultPlanned(

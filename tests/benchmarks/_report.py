@@ -50,6 +50,8 @@ class Bench:
         parser.add_argument("--budget", type=float, default=30.0, metavar="MINUTES")
         parser.add_argument("--fresh", action="store_true", help="forget the rows of earlier calls")
         options = parser.parse_args(argv)
+        if not options.budget > 0:
+            parser.error(f"--budget {options.budget:g}: must be minutes, above 0")
         wanted = options.rows.split(",") if options.rows else self.names
         if unknown := set(wanted) - set(self.names):
             parser.error(f"--rows {','.join(sorted(unknown))}: there are {', '.join(self.names)}")

@@ -73,6 +73,39 @@ def test_and_later_where_something_holds_words_up() -> None:
     assert late(event=ev.ClockGap(seconds=0.6)) == pytest.approx(2.4)
 
 
+# -- the order of words -
+
+
+def swapped(kind: type, one: int, other: int) -> list[ev.Entry]:
+    """These two words of the kind have each other's content."""
+    entries = cut(status="done")
+    a, b = [i for i, e in enumerate(entries) if isinstance(e.event, kind) and e.event.step in (one, other)]
+    entries[a], entries[b] = replace(entries[a], event=entries[b].event), replace(entries[b], event=entries[a].event)
+    return entries
+
+
+@pytest.mark.parametrize(("rule", "kind"), [("metrics", ev.StepMetrics), ("consumption", ev.TrajectoriesConsumed)])
+def test_one_life_tells_of_the_steps_in_their_order(rule: str, kind: type) -> None:
+    assert [text for text in texts(rule, slowly(swapped(kind, 1, 2))) if "tells of step 1 after step 2" in text] != []
+    entries = cut(status="done")
+    place = first(entries, kind)
+    late = [*entries[:place], *entries[place + 1 : -1], entries[place], entries[-1]]
+    assert [text for text in texts(rule, slowly(late)) if "tells of step 1 after step 3" in text] != []
+
+
+def test_no_version_is_evaluated_before_there_is_one() -> None:
+    entries = cut(status="done")
+    place = max(i for i, e in enumerate(entries) if isinstance(e.event, ev.EvaluationDone))
+    early = [*entries[:20], entries[place], *entries[20:place], *entries[place + 1 :]]
+    assert [text for text in texts("evaluations", slowly(early)) if "before that version was announced" in text] != []
+
+
+def test_a_run_ends_as_was_decided() -> None:
+    for status in ("stopped", "failed"):
+        (text,) = texts("closing", slowly(altered(cut(status="done"), ev.RunEnded, {"status": lambda _: status})))  # noqa: B023
+        assert text == f"the run ended as {status!r}; decided was that it does as 'done'"
+
+
 # -- a commit -
 
 

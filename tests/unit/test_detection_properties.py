@@ -96,7 +96,8 @@ def test_a_recorded_log_gives_the_live_verdicts(seed):
 @given(SEEDS, SEEDS)
 def test_the_order_of_simultaneous_signals_changes_nothing(seed, order):
     """Times are made coarse, so that many entries share one; those of different sources then swap places."""
-    movable = (ev.RoleSample, ev.ProcessExited, ev.ErrorRaised, ev.PeerGone, ev.NodeLost, ev.Tick, ev.StepMetrics, ev.PullCommitted)
+    movable = (ev.RoleSample, ev.ProcessExited, ev.ErrorRaised, ev.PeerGone, ev.NodeLost, ev.Tick, ev.StepMetrics, ev.PullCommitted,
+               ev.HeartbeatSent, ev.HeartbeatAnswered)
     coarse = [msgspec.structs.replace(entry, t=entry.t // 0.2 * 0.2) for entry in troubled(seed).entries]
     dice = random.Random(order)
     shuffled: list[ev.Entry] = []

@@ -144,3 +144,20 @@ def test_a_new_supervisor_asks_again():
     log.start("supervisor", 20.0, incarnation=2)
     assert log.tick(20.1, incarnation=2) == []
     assert log.detector.heartbeats_due() == [("rollout-0", 1, 2)]
+
+
+@pytest.mark.parametrize("answer_first", [True, False])
+def test_an_answer_at_the_moment_of_new_progress_counts_as_before_it(answer_first):
+    """Two sources, one instant: their order in the log must decide nothing."""
+    log = Log("rollout-0", thresholds=LAB.replace("rollout.answers", 2))
+    log.sample(1.0, "rollout-0", "decode", progress=5, progress_age=0.0, active_age=0.0)
+    for word in ("answer", "progress") if answer_first else ("progress", "answer"):
+        if word == "answer":
+            log.answer(5.0, number=1)
+        else:
+            log.sample(5.0, "rollout-0", "decode", progress=6, progress_age=3.1, active_age=0.0)
+    log.beat(5.0, number=2)
+    log.answer(5.1, number=2)
+    log.sample(8.0, "rollout-0", "decode", progress=6, progress_age=6.1, active_age=0.0)
+    log.tick(9.0)
+    assert not [verdict for verdict in log.verdicts if verdict.kind == "failed"]

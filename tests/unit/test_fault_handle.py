@@ -84,3 +84,9 @@ def test_what_a_handle_looks_like() -> None:
     assert repr(handle(hidden)) == "<fault 1: hidden>" and handle(hidden).stage == "hidden" and handle(hidden).outcome == ""
     series = ScheduleHandle(job(hidden), "schedule-1")
     assert [fault.number for fault in series.faults] == [1] and "hidden" in series._repr_html_() and "kill" not in repr(series)
+
+
+@pytest.mark.parametrize("guess", [3, None, ["a"]])
+def test_a_guess_is_a_text(guess: Any) -> None:
+    with pytest.raises(ConfigError, match="guess = .* must be a text"):
+        handle(planned(hidden=True)).reveal(guess)

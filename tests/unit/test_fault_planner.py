@@ -431,3 +431,12 @@ def test_the_options_in_the_log_are_the_fault_itself() -> None:
     assert (planned.kind, planned.target, planned.when, planned.by) == ("hang", "any rollout", "in phase decode", "user 7")
     assert planned.options == msgspec.to_builtins(fault)
     assert stage.planner.state.roles["rollout-0"].state == RoleState.HEALTHY
+
+
+@pytest.mark.parametrize("hidden", [1, "yes", None])
+def test_whether_a_fault_is_hidden_is_yes_or_no(hidden: Any) -> None:
+    """Its plan could not be read back from the log, and it would strike without one."""
+    stage = Stage()
+    with pytest.raises(ConfigError, match="hidden = .* must be True or False"):
+        stage.planner.plan(Kill("rollout-1"), 101.0, hidden=hidden)
+    assert stage.planner.idle

@@ -135,6 +135,16 @@ def test_housekeeping_is_no_activity_and_a_duty_cycle_is():
     assert _meter([0.02, 0.0] * 20).last > 3.8
 
 
+@pytest.mark.parametrize("gap", [3.3, 4.0, 4.9])
+def test_an_agent_that_goes_on_speaks_at_its_first_look(gap):
+    """It was silent long enough: nobody shall wait for its next keep-alive."""
+    looker = Looker().look(14)
+    said = len(looker.logged)
+    looker.start += gap
+    looker.look(1)
+    assert len(looker.logged) == said + 1
+
+
 def test_a_stamp_from_before_the_agents_own_gap_is_not_older_for_it():
     """A whole node that is frozen and goes on: the agent may look before the others have had their turn."""
     looker = Looker(marks=(5.0,)).look(20)

@@ -69,7 +69,7 @@ function render({ model, el }) {
       });
       if (ill.length > 3) parts.push(` and ${ill.length - 3} more`);
       text = [...parts, `. The other ${well} roles go on.`];
-    } else if (job.status === "starting") text = [h("b", {}, `${count} roles`), " are starting."];
+    } else if (job.status === "starting") text = [h("b", {}, `${count} ${count === 1 ? "role" : "roles"}`), count === 1 ? " is starting." : " are starting."];
     else text = [h("b", {}, `All ${count} roles are well.`), ["STUDENT", "INSTRUCTOR"].includes(model.get("right")) ? " Click one to see what it did, or to make it fail." : " Click one to see what it did."];
     say.className = `say ${view.silent() ? "" : ["done", "stopped"].includes(job.status) ? "ended" : ill.length || job.status === "failed" ? "ill" : ""}`;
     say.replaceChildren(...text);
