@@ -278,6 +278,18 @@ class Job:
         with self._changed:
             return self._changed.wait_for(lambda: self.over, seconds)
 
+    def catch_up(self, seconds: float) -> None:
+        """Wait at most so long for what is in the log now to be known here."""
+        try:
+            last = tail(self.run_dir / "events.jsonl", 2)
+        except OSError:  # it was removed: whatever comes, comes
+            return
+        if len(last) < 2:  # the last one may be half written
+            return
+        newest = ev.entry_decoder.decode(last[0]).seq
+        with self._changed:
+            self._changed.wait_for(lambda: self.over or bool(self._entries and self._entries[-1].seq >= newest), seconds)
+
     def read(self, draw: Callable[[RunState], T]) -> T:
         """``draw(state)`` while nothing changes: keep it short."""
         with self._changed:

@@ -87,10 +87,19 @@ def launch(config: JobConfig | None = None, *, reward: Callable[..., list[float]
     return job
 
 
+_HISTORY_SECONDS = 10.0
+"""For a long log to be read; longer than that nobody waits for a handle, and the rest comes behind it."""
+
+
 def attach(name: str) -> Job:
-    """A handle on this user's live job of that name, from any process. Raises ConfigError that names the jobs there are."""
+    """A handle on this user's live job of that name, from any process, which knows what has happened until now.
+
+    Raises ConfigError that names the jobs there are.
+    """
     if entry := registry.find(name):
-        return Job(entry)
+        job = Job(entry)
+        job.catch_up(_HISTORY_SECONDS)
+        return job
     names = ", ".join(sorted(entry.name for entry in registry.live_jobs())) or "none"
     raise ConfigError("name", name, f"no live job has this name on this machine; there are: {names}")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import msgspec
@@ -85,6 +86,27 @@ def trajectories(entries: Iterable[ev.Entry]) -> Table:
     return Table(rows.values())
 
 
+class RecoveryRow(dict[str, Any]):
+    """One recovery, by column name."""
+
+    def __init__(self, values: Mapping[str, Any], entries: Sequence[ev.Entry]) -> None:
+        super().__init__(values)
+        self._entries = entries
+
+    def save_html(self, path: str | Path) -> Path:
+        """Write it to ``path`` as one page that needs no Python: with a slider over time and the audit's result. Returns the path.
+
+        Raises OSError, and MissingExtra without the extra ``views``.
+        """
+        try:
+            from robustrl_widgets.report import html_of
+        except ImportError as error:
+            raise MissingExtra(f"save_html() needs the views ({error}): pip install 'robustrl[views]'") from error
+        target = Path(path).expanduser()
+        target.write_text(html_of(self._entries, self["number"]), encoding="utf-8")
+        return target
+
+
 class RecoveryTable(Table):
     """A row per recovery, in the order in which the failures were noticed; see `recoveries`."""
 
@@ -114,7 +136,8 @@ def recoveries(entries: Sequence[ev.Entry]) -> RecoveryTable:
         plain = ("number", "role", "incarnation", "rule", "cause", "mode", "standby", "attempts", "step", "node", "outcome", "onset_by")
         row = {name: getattr(found, name) for name in plain} | {"at": found.onset - begin}
         row |= {stage: getattr(found, stage) for stage in STAGES} | {"roles": list(found.roles), "faults": list(found.faults)}
-        table.append(row | {name: value for name, value in msgspec.structs.asdict(cost).items() if name != "number"})
+        row |= {name: value for name, value in msgspec.structs.asdict(cost).items() if name != "number"}
+        table.append(RecoveryRow(row, entries))
     return table
 
 

@@ -35,7 +35,7 @@ def in_order(log: Log, kind: type[ev.StepMetrics] | type[ev.TrajectoriesConsumed
             newest.clear()
         elif isinstance(entry.event, kind):
             life, step = (entry.source, entry.incarnation), entry.event.step
-            if step <= newest.get(life, -1):
+            if life in newest and step <= newest[life]:
                 yield entry.seq, f"{entry.source} tells of step {step} after step {newest[life]}"
             newest[life] = step
 

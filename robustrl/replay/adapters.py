@@ -48,7 +48,7 @@ Series = list[tuple[float, float]]
 
 
 def from_csv(utilisation: str | Path, failures: str | Path | None = None, *, floor: float = 0.05) -> Run:
-    """``t``: seconds from 0 on; ``rank``: from 0; ``utilisation``: a share of 1, or per cent if any value is above 1."""
+    """``t``: seconds from 0 on; ``rank``: from 0; ``utilisation``: a share of 1, or per cent if any is above 1; empty or NaN: a gap."""
     path = _file("utilisation", utilisation)
     _check(failures, floor)
     series: dict[str, Series] = {}
@@ -57,10 +57,12 @@ def from_csv(utilisation: str | Path, failures: str | Path | None = None, *, flo
         rank = _within(row["rank"], f"{where}: rank", 0, _RANKS - 1)
         if rank != int(rank):
             raise ConfigError(f"{where}: rank", row["rank"], "must be a whole number")
+        if row["utilisation"].strip().lower() in ("", "nan"):
+            continue
         value = _within(row["utilisation"], f"{where}: utilisation", 0, 100)
         _add(series.setdefault(f"trainer-{int(rank)}", []), row["t"], value, f"{where}: t")
     if not series:
-        raise ConfigError(str(path), "", "must hold at least one row")
+        raise ConfigError(str(path), "", "must hold at least one row with a value")
     return _marked(_run(path.stem, _shares(series), {}, {}, floor), failures, "rank")
 
 

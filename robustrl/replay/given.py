@@ -32,6 +32,8 @@ def check_run(value: Any) -> None:
 
 def runs_of(value: Any, name: str = "runs") -> list[Run]:
     """Of one run, or of several."""
+    if isinstance(value, Mapping):  # as robustrl.corpus() is one
+        value = value.values()
     runs = [value] if isinstance(value, Run) else list(value) if isinstance(value, Iterable) and not isinstance(value, str) else None
     if not runs or not all(isinstance(run, Run) for run in runs):
         raise ConfigError(name, value, "must be a Run or at least one of them: robustrl.Run.load(path), or those of robustrl.corpus()")

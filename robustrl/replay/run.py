@@ -216,6 +216,8 @@ class Run:
         """
         if not runs:
             raise ConfigError("runs", (), "must be at least one run")
+        if odd := [run for run in runs if not isinstance(run, Run)]:
+            raise ConfigError("runs", odd[0], "must be runs: robustrl.Run.load(path), or those of robustrl.corpus()")
         if late := [run.name for run in runs[1:] if run.window[0] > run.begin]:
             raise ConfigError("runs", late, "only the first part may be cut at its beginning")
         from .joining import joined_entries

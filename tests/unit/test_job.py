@@ -252,6 +252,7 @@ def test_attach_sees_the_same_job_and_names_what_there_is(start):
     job = start(name="seen")
     tell(job, "advance", step=2)
     other = robustrl.attach("seen")
+    assert other.step == 2 and len(other.events) >= len(job.events) - 1, "it knows what has happened"
     assert other.wait(step=2, timeout=10).run == job.run
     assert other.config == job.config
     (job.run_dir / "config.json").unlink()  # the rest too, when a run directory is removed

@@ -140,6 +140,15 @@ def test_what_is_no_export(tmp_path: Path, text: str) -> None:
         from_prometheus(tmp_path / "x.json")
 
 
+@pytest.mark.parametrize("hole", ["", "nan", "NaN", " "])
+def test_a_hole_in_a_csv_is_a_time_in_which_nothing_was_measured(tmp_path: Path, hole: str) -> None:
+    lines = [f"{5 * i},0,{hole if 10 <= i < 20 else 0.8}" for i in range(30)]
+    (tmp_path / "holes.csv").write_text("\n".join(["t,rank,utilisation", *lines]))
+    (tmp_path / "bare.csv").write_text("\n".join(["t,rank,utilisation", *(lines[:10] + lines[20:])]))
+    holes, bare = from_csv(tmp_path / "holes.csv"), from_csv(tmp_path / "bare.csv")
+    assert [(e.t, e.event) for e in holes.entries[1:]] == [(e.t, e.event) for e in bare.entries[1:]]
+
+
 def test_a_nan_of_prometheus_is_a_time_in_which_the_series_was_not_there(tmp_path: Path) -> None:
     values = [(5.0 * i, math.nan if 10 <= i < 20 else 80.0) for i in range(30)]
     bare = [(t, value) for t, value in values if not math.isnan(value)]
@@ -187,7 +196,8 @@ def test_what_is_no_floor_is_named(tmp_path: Path, floor: Any) -> None:
 @pytest.mark.parametrize(("row", "why"), [
     ("1,0," + "9" * 200_000, "row 2 = '': is no row of a CSV"), ("1,0.5,1", "row 2: rank = '0.5': must be a whole number"),
     ("1,999999999999999,1", "row 2: rank = .*from 0 to 999999"), ("-1,0,1", "row 2: t = '-1': must be a number from 0"),
-    ("1,0,-5", "row 2: utilisation = '-5'"), ("1,0,nan", "row 2: utilisation = 'nan': must be a number from 0 to 100"),
+    ("1,0,-5", "row 2: utilisation = '-5'"), ("1,0,nan", "must hold at least one row with a value"),
+    ("1,0,inf", "row 2: utilisation = 'inf': must be a number from 0 to 100"),
 ])  # fmt: skip
 def test_odd_values_of_a_csv_are_named(tmp_path: Path, row: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):

@@ -17,6 +17,7 @@ from robustrl.core import events as ev
 from robustrl.core.detection import Detector, judge
 from robustrl.core.thresholds import Thresholds
 from robustrl.errors import ConfigError
+from robustrl.replay.given import runs_of
 from robustrl.replay.reading import BadRun
 from robustrl.runtime.event_log import LogError, read_log
 
@@ -204,3 +205,10 @@ def test_parquet_loses_nothing(tmp_path: Path, world: World) -> None:
     path.write_bytes(b"PAR1")
     with pytest.raises(LogError, match="no Parquet file"):
         Run.load(path)
+
+
+def test_what_is_no_run_is_named_and_a_corpus_is_runs() -> None:
+    run = next(iter(robustrl.corpus().values()))
+    with pytest.raises(ConfigError, match="runs = 3: must be runs"):
+        Run.concatenate(run, 3)  # type: ignore[arg-type]
+    assert runs_of({"a": run}) == [run]

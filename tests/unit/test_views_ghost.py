@@ -132,6 +132,15 @@ def test_nothing_of_a_ghost_lies_in_the_future_of_the_run():
     assert race["ghost_steps"] == [list(commit) for commit in GHOST.commits if commit[0] <= at] and race["ghost_steps"] != race["steps"]
 
 
+def test_curves_of_a_long_race_reach_from_its_beginning_to_its_end():
+    long = made_log(steps=700)
+    scene = _scene(long, ghost_of(long))
+    race = scene.picture("metrics", scene.t)["race"]
+    for name in ("steps", "ghost_steps"):
+        assert race[name][0][1] <= 1 and race[name][-1][1] == 700 and len(race[name]) <= 301
+    assert len(race["reward"]) <= 301 and race["reward"][0][0] < race["reward"][-1][0] / 100
+
+
 def test_a_pause_stops_the_race():
     clock = Clock()
     clock.apply(ev.Entry(1, 10.0, "x", 1, 1, 10.0, ev.TrajectoriesStarted(batch=1, group=0, ids=[1], rollout="rollout-0", version=0)))

@@ -15,7 +15,9 @@ from robustrl_widgets.scene import Scene
 from robustrl_widgets.sources import load_entries
 from views_log import back, failing_log
 
+import robustrl
 from robustrl.errors import ConfigError
+from robustrl.tables import recoveries
 
 
 def _data(text: str) -> dict:
@@ -32,6 +34,14 @@ def test_the_sample_becomes_a_file_below_a_megabyte_that_fetches_nothing(tmp_pat
     data = _data(text)
     assert data["recovery"]["role"] == "rollout-1" and len(data["patches"]) > 20
     assert "<svg" in text and "audit of the whole run" in text
+
+
+def test_a_row_and_a_loaded_run_become_the_same_file(tmp_path):
+    run = robustrl.Run.load(showing.SAMPLE)
+    row = recoveries(run.entries)[0]
+    assert row.save_html(tmp_path / "row.html") == tmp_path / "row.html" and json.loads(msgspec.json.encode(row))["number"] == 1
+    report.save_html(run, tmp_path / "run.html", 1)
+    assert (tmp_path / "row.html").read_text() == (tmp_path / "run.html").read_text()
 
 
 def test_every_recovery_can_be_had_and_no_other():

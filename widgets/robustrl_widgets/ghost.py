@@ -21,6 +21,7 @@ from robustrl.core.recoveries import recoveries_of
 from robustrl.core.run_state import RunState
 
 from .lanes import DETECT, RECONNECT, RESTART, WORK
+from .metrics import thin
 from .words import cut, seconds
 
 Bar = tuple[float, float, str, str]
@@ -28,7 +29,7 @@ Bar = tuple[float, float, str, str]
 _DECIDES = ("task", "task_options", "reward", "model", "engine", "profile", "seed", "prompts_per_step", "samples_per_prompt", "staleness",
             "rollouts", "trainer_ranks", "agent_workers", "nodes", "max_model_len", "rollout_concurrency", "grpo", "sampling")
 """Settings that two runs must share to be comparable."""
-_KEPT, _MOST = 2000, 300
+_KEPT = 2000
 """Steps that are remembered, and points of a curve."""
 _SHOWN = 4
 """Faults that are named in words."""
@@ -184,12 +185,13 @@ class Race:
         if ghost is None:
             return {}
         at = self.clock.at(state.t0 + now)
+        steps, rewards = [commit for commit in ghost.commits if commit[0] <= at], [reward for reward in ghost.rewards if reward[0] <= at]
         return {
             "words": self.said(state, now), "label": self.label(state),
-            "steps": [list(commit) for commit in self._marks.commits[-_MOST:]],
-            "reward": [list(reward) for reward in self._marks.rewards[-_MOST:]],
-            "ghost_steps": [list(commit) for commit in ghost.commits if commit[0] <= at],
-            "ghost_reward": [list(reward) for reward in ghost.rewards if reward[0] <= at],
+            "steps": [list(commit) for commit in thin(self._marks.commits)],
+            "reward": [list(reward) for reward in thin(self._marks.rewards)],
+            "ghost_steps": [list(commit) for commit in thin(steps)],
+            "ghost_reward": [list(reward) for reward in thin(rewards)],
         }
 
     def said(self, state: RunState, now: float) -> str:

@@ -27,6 +27,7 @@ from .words import cut, seconds
 
 if TYPE_CHECKING:
     from robustrl.job import Job
+    from robustrl.replay.run import Run
 
 LIMIT = 1_000_000
 """Bytes."""
@@ -41,12 +42,24 @@ section { margin: 12px 0; overflow-x: auto; } footer { font-size: 12px; opacity:
 """
 
 
-def save_html(run: Job | str | Path, path: str | Path, number: int | None = None) -> Path:
-    """Write recovery ``number`` (None: the last one) of a job or a recorded run to ``path``. Returns it. Raises ConfigError, OSError."""
+def save_html(run: Job | Run | str | Path, path: str | Path, number: int | None = None) -> Path:
+    """Write recovery ``number`` (None: the last one) of a job or a recorded run to ``path``. Returns it. Raises ConfigError, OSError.
+
+    ``run``: a live job, a `robustrl.Run`, or the path of a recorded one. `job.recoveries[i].save_html(path)` is the same.
+    """
+    from robustrl.replay.run import Run
+
     from .sources import load_entries
 
-    entries, place = (load_entries(run), run) if isinstance(run, str | Path) else (run.events, run.run_dir)
-    ghost = find(RunState.of(entries[:1]).config, folder_of(place))
+    entries: Sequence[ev.Entry]
+    place: str | Path | None
+    if isinstance(run, str | Path):
+        entries, place = load_entries(run), run
+    elif isinstance(run, Run):
+        entries, place = run.entries, None
+    else:
+        entries, place = run.events, run.run_dir
+    ghost = find(RunState.of(entries[:1]).config, folder_of(place)) if place else None
     target = Path(path).expanduser()
     target.write_text(html_of(entries, number, ghost), encoding="utf-8")
     return target
