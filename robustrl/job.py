@@ -137,7 +137,7 @@ class Job:
     def recoveries(self) -> RecoveryTable:
         """A row per recovery: whose, why, how long each stage took and what it cost."""
         self._check_started()
-        return recoveries(self.events)
+        return recoveries(self.events, self.run_dir)
 
     def ettr(self) -> Account:
         """Effective training time ratios so far, and what went into them."""

@@ -89,9 +89,9 @@ def trajectories(entries: Iterable[ev.Entry]) -> Table:
 class RecoveryRow(dict[str, Any]):
     """One recovery, by column name."""
 
-    def __init__(self, values: Mapping[str, Any], entries: Sequence[ev.Entry]) -> None:
+    def __init__(self, values: Mapping[str, Any], entries: Sequence[ev.Entry], run_dir: Path | None) -> None:
         super().__init__(values)
-        self._entries = entries
+        self._entries, self._run_dir = entries, run_dir
 
     def save_html(self, path: str | Path) -> Path:
         """Write it to ``path`` as one page that needs no Python: with a slider over time and the audit's result. Returns the path.
@@ -99,12 +99,10 @@ class RecoveryRow(dict[str, Any]):
         Raises OSError, and MissingExtra without the extra ``views``.
         """
         try:
-            from robustrl_widgets.report import html_of
+            from robustrl_widgets.report import write_html
         except ImportError as error:
             raise MissingExtra(f"save_html() needs the views ({error}): pip install 'robustrl[views]'") from error
-        target = Path(path).expanduser()
-        target.write_text(html_of(self._entries, self["number"]), encoding="utf-8")
-        return target
+        return write_html(self._entries, self._run_dir, path, self["number"])
 
 
 class RecoveryTable(Table):
@@ -121,7 +119,7 @@ class RecoveryTable(Table):
         return recovery_html(self)
 
 
-def recoveries(entries: Sequence[ev.Entry]) -> RecoveryTable:
+def recoveries(entries: Sequence[ev.Entry], run_dir: Path | None = None) -> RecoveryTable:
     """A row per recovery: number, role, incarnation (the life that failed), rule, cause, faults (numbers), mode, standby, attempts, step,
     node, roles (all that were restarted), ``at`` (seconds from the start of the run to the onset), onset_by, detect, restart, reconnect,
     total (seconds), outcome, and what it cost: lost and redone (seconds of training, see core/accounting.py), journalled_tokens,
@@ -137,7 +135,7 @@ def recoveries(entries: Sequence[ev.Entry]) -> RecoveryTable:
         row = {name: getattr(found, name) for name in plain} | {"at": found.onset - begin}
         row |= {stage: getattr(found, stage) for stage in STAGES} | {"roles": list(found.roles), "faults": list(found.faults)}
         row |= {name: value for name, value in msgspec.structs.asdict(cost).items() if name != "number"}
-        table.append(RecoveryRow(row, entries))
+        table.append(RecoveryRow(row, entries, run_dir))
     return table
 
 

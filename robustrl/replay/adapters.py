@@ -29,6 +29,7 @@ import msgspec
 from ..core import events as ev
 from ..core.thresholds import KEEP_ALIVE
 from ..errors import ConfigError
+from .given import path_of
 from .reading import LATEST
 from .run import Run
 
@@ -36,6 +37,7 @@ GAP = 3.0
 DCGM = {"DCGM_FI_DEV_GPU_UTIL": 100.0, "DCGM_FI_PROF_GR_ENGINE_ACTIVE": 1.0, "DCGM_FI_PROF_SM_ACTIVE": 1.0}
 """Names and what stands for full utilisation."""
 TOKENS, RUNNING = "vllm:generation_tokens_total", "vllm:num_requests_running"
+_FILE = "must be the path of a file"
 _AGENT = "node_agent-0"
 _LONG = 100
 _RANKS = 1_000_000
@@ -49,7 +51,7 @@ Series = list[tuple[float, float]]
 
 def from_csv(utilisation: str | Path, failures: str | Path | None = None, *, floor: float = 0.05) -> Run:
     """``t``: seconds from 0 on; ``rank``: from 0; ``utilisation``: a share of 1, or per cent if any is above 1; empty or NaN: a gap."""
-    path = _file("utilisation", utilisation)
+    path = path_of(utilisation, "utilisation", _FILE)
     _check(failures, floor)
     series: dict[str, Series] = {}
     for number, row in _rows(path, ("t", "rank", "utilisation")):
@@ -70,7 +72,7 @@ def from_prometheus(exports: str | Path | Sequence[str | Path], failures: str | 
     """``exports``: JSON files, each the answer to a range query. Series of other names are not looked at."""
     if not isinstance(exports, str | Path | Sequence) or isinstance(exports, bytes) or not exports:
         raise ConfigError("exports", exports, "must be the path of a file, or a list of at least one")
-    paths = [_file("exports", path) for path in ([exports] if isinstance(exports, str | Path) else exports)]
+    paths = [path_of(path, "exports", _FILE) for path in ([exports] if isinstance(exports, str | Path) else exports)]
     _check(failures, floor)
     found: dict[str, dict[str, Series]] = {"util": {}, TOKENS: {}, RUNNING: {}}
     for path in paths:
@@ -168,7 +170,7 @@ def _shares(series: dict[str, Series]) -> dict[str, Series]:
 def _marked(run: Run, failures: str | Path | None, who: str) -> Run:
     if failures is None:
         return run
-    path = _file("failures", failures)
+    path = path_of(failures, "failures", _FILE)
     for number, row in _rows(path, (who, "start", "end")):
         where = f"{path}, row {number}"
         role = row["role"] if who == "role" else f"trainer-{row['rank']}"
@@ -181,15 +183,9 @@ def _marked(run: Run, failures: str | Path | None, who: str) -> Run:
     return run
 
 
-def _file(name: str, value: Any) -> Path:
-    if isinstance(value, str | Path) and str(value).strip() and "\0" not in str(value):
-        return Path(value)
-    raise ConfigError(name, value, "must be the path of a file")
-
-
 def _check(failures: Any, floor: Any) -> None:
     if failures is not None:
-        _file("failures", failures)
+        path_of(failures, "failures", _FILE)
     if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 < floor <= 1:
         raise ConfigError("floor", floor, "must be a share above 0 and at most 1")
 

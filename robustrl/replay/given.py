@@ -14,10 +14,13 @@ from .run import Run
 _JUDGE = ("feed", "advance", "next_deadline")
 
 
-def path_of(value: Any) -> Path:
+_RUN = "must be the path of a run directory, an events.jsonl (also gzipped) or a Parquet file"
+
+
+def path_of(value: Any, name: str = "path", allowed: str = _RUN) -> Path:
     if isinstance(value, str | Path) and str(value).strip() and "\0" not in str(value):
         return Path(value)
-    raise ConfigError("path", value, "must be the path of a run directory, an events.jsonl (also gzipped) or a Parquet file")
+    raise ConfigError(name, value, allowed)
 
 
 def check_seconds(name: str, value: Any) -> None:

@@ -38,10 +38,12 @@ def test_the_sample_becomes_a_file_below_a_megabyte_that_fetches_nothing(tmp_pat
 
 def test_a_row_and_a_loaded_run_become_the_same_file(tmp_path):
     run = robustrl.Run.load(showing.SAMPLE)
-    row = recoveries(run.entries)[0]
+    row = recoveries(run.entries, showing.SAMPLE)[0]
     assert row.save_html(tmp_path / "row.html") == tmp_path / "row.html" and json.loads(msgspec.json.encode(row))["number"] == 1
     report.save_html(run, tmp_path / "run.html", 1)
-    assert (tmp_path / "row.html").read_text() == (tmp_path / "run.html").read_text()
+    report.save_html(showing.SAMPLE, tmp_path / "path.html", 1)
+    row_, run_, path_ = ((tmp_path / f"{name}.html").read_text() for name in ("row", "run", "path"))
+    assert row_ == run_ == path_ and "measured" in path_, "what a full restart costs is in all of them"
 
 
 def test_every_recovery_can_be_had_and_no_other():

@@ -59,7 +59,12 @@ def save_html(run: Job | Run | str | Path, path: str | Path, number: int | None 
         entries, place = run.entries, None
     else:
         entries, place = run.events, run.run_dir
-    ghost = find(RunState.of(entries[:1]).config, folder_of(place)) if place else None
+    return write_html(entries, place, path, number)
+
+
+def write_html(entries: Sequence[ev.Entry], place: str | Path | None, path: str | Path, number: int | None) -> Path:
+    """``place``: the run's directory or file, beside which its ghosts are; None: it has none, or nobody knows where."""
+    ghost = find(RunState.of(entries[:1]).config, folder_of(place) if place else None)
     target = Path(path).expanduser()
     target.write_text(html_of(entries, number, ghost), encoding="utf-8")
     return target
