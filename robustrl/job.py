@@ -6,8 +6,6 @@ interrupting one, or losing the handle, leaves the job running. Left out: starti
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import shutil
 import subprocess
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
+from .async_job import AsyncJob
 from .config import JobConfig, is_on_hub
 from .core import events as ev
 from .core.accounting import Account, account
@@ -175,7 +174,7 @@ class Job:
 
         Raises JobFailed if the job failed, or ended before ``step``; WaitTimeout. Ctrl-C ends the wait, not the job.
         """
-        timeout = self._patience() if timeout is None else _seconds(timeout)
+        timeout = self._limit(timeout)
         try:
             with self._changed:
                 self._changed.wait_for(lambda: self._reached(step), timeout)
@@ -335,6 +334,10 @@ class Job:
 
     # -- waiting ---------------------------------------------------------------------------------------------------------------------------
 
+    def _limit(self, timeout: float | None) -> float:
+        """Seconds that a wait may take. Raises ConfigError."""
+        return self._patience() if timeout is None else _seconds(timeout)
+
     def _patience(self) -> float:
         limits = self.config.deadlines
         longest = limits.cluster_start + limits.role_start + limits.stop + self.config.steps * (limits.train_step + limits.generation)
@@ -459,44 +462,6 @@ class Job:
         lines = tail(self.run_dir / "logs" / "host.log", _LOG_LINES)
         text = "".join(f"\n  | {line}" for line in lines)
         return JobFailed(f"job {self.name!r} failed: its host (process {self._entry.host_pid}) ended without a closing record{text}")
-
-
-class AsyncJob:
-    """The verbs of a job for code that runs on an asyncio loop; each can be cancelled, and none blocks the loop."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    async def wait(self, step: int | None = None, timeout: float | None = None) -> Job:
-        """As `Job.wait`."""
-        job = self._job
-        timeout = job._patience() if timeout is None else _seconds(timeout)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                while not job._reached(step):
-                    await asyncio.sleep(_POLL)
-        return job._waited(step, timeout)
-
-    async def pause(self, timeout: float | None = None) -> None:
-        await asyncio.to_thread(self._job.pause, timeout)
-
-    async def resume(self, timeout: float | None = None) -> None:
-        await asyncio.to_thread(self._job.resume, timeout)
-
-    async def save_pretrained(self, path: str | Path, timeout: float | None = None) -> Path:
-        return await asyncio.to_thread(self._job.save_pretrained, path, timeout)
-
-    async def add_rollout(self, timeout: float | None = None) -> RoleHandle:
-        return await asyncio.to_thread(self._job.add_rollout, timeout)
-
-    async def inject(self, fault: Fault, *, hidden: bool = False, timeout: float | None = None) -> FaultHandle:
-        return await asyncio.to_thread(self._job.inject, fault, hidden=hidden, timeout=timeout)
-
-    async def schedule(self, schedule: Schedule, timeout: float | None = None) -> ScheduleHandle:
-        return await asyncio.to_thread(self._job.schedule, schedule, timeout)
-
-    async def stop(self, timeout: float = 30.0) -> None:
-        await asyncio.to_thread(self._job.stop, timeout)
 
 
 def _user() -> str:

@@ -108,7 +108,7 @@ def _stages(scene: Scene, view: RoleView, now: float) -> dict[str, Any] | None:
         episode = last
     return {"on": episode.stage, "since": _stage_since(episode, state.t0), "rule": cut(episode.record.rule),
             "took": {name: round(took, 2) for name, took in episode.seconds().items() if took is not None},
-            "total": round(episode.total, 2) if episode.total is not None else None}
+            "total": round(episode.record.total, 2) if episode.record.total is not None else None}
 
 
 def _stage_since(episode: Episode, t0: float) -> float:

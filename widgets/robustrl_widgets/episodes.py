@@ -37,8 +37,6 @@ class Episode:
     """Answers that were unfinished when it failed."""
     meanwhile_tokens: int = 0
     meanwhile_steps: int = 0
-    proved: float | None = None
-    """When the fault behind it was done; None: no fault is known."""
     judged: float | None = None
     """When the verdict was in the log; None: there was none."""
     noted: float = 0.0
@@ -46,15 +44,11 @@ class Episode:
 
     @property
     def onset(self) -> float:
-        return self.record.onset if self.proved is None else self.proved
+        return self.record.onset
 
     @property
     def detected(self) -> float:
         return max(self.onset, self.record.detected if self.judged is None else self.judged)
-
-    @property
-    def total(self) -> float | None:
-        return None if self.record.back is None else self.record.back - self.onset
 
     @property
     def noticed(self) -> str:
@@ -121,8 +115,6 @@ class Episodes:
             case ev.TrajectoriesMoved():
                 if episode := self.last_of(event.source):
                     episode.moved.setdefault(event.target, []).extend(event.kept)
-            case ev.FaultInjected():
-                self._date(event, state)
             case ev.SnapshotRestored():
                 if episode := self._open.get(event.role):
                     episode.restored = f"step {event.step}, from the {event.source} copy, in {event.seconds:.1f} s"
@@ -142,25 +134,19 @@ class Episodes:
         elif verdict.kind == "cleared":
             self.suspected.pop(verdict.role, None)
 
-    def _date(self, event: ev.FaultInjected, state: RunState) -> None:
-        """The word of a fault may come after that of its effect."""
-        episode = next((episode for episode in reversed(self.all) if event.fault in episode.record.faults), None)
-        if episode is not None and episode.proved is None and (proved := _proved(episode.record, state)) is not None:
-            before, episode.proved = episode.noted, min(proved, episode.detected)
-            self.dated.append((episode, before))
-
     def _refresh(self, state: RunState) -> None:
         known = {episode.record.number: episode for episode in self.all}
         tokens = sum(state.tokens.values())
         for record in self._recoveries.all()[-KEPT:]:
             episode = known.get(record.number)
             if episode is None:
-                episode = Episode(record, tokens, in_flight=state.ledger.balance().in_flight, proved=_proved(record, state))
-                episode.noted = episode.onset
+                episode = Episode(record, tokens, in_flight=state.ledger.balance().in_flight, noted=record.onset)
                 self.all.append(episode)
                 del self.all[:-KEPT]
             elif episode.record == record:
                 continue
+            if episode.record.onset_by != record.onset_by == INJECTION:  # the word of a fault may come after that of its effect
+                self.dated.append((episode, episode.noted))
             was_open, episode.record = episode.record.outcome == OPEN, record
             if found := self._verdicts.pop((record.role, record.incarnation), None):
                 verdict, episode.judged = found
@@ -170,11 +156,3 @@ class Episodes:
             episode.meanwhile_tokens = max(0, tokens - episode.tokens)
             episode.meanwhile_steps = max(0, state.step - record.step)  # none, where they were rolled back
         self._open = {role: episode for episode in self.all if episode.record.outcome == OPEN for role in episode.record.roles}
-
-
-def _proved(record: Recovery, state: RunState) -> float | None:
-    """When the earliest fault behind it was done to a life that it replaces."""
-    lives = {(role, first) for role, first, _ in record.lives}
-    hits = [hit.t for number in record.faults if (view := state.faults.faults.get(number)) for hit in view.hits
-            if (hit.role, hit.incarnation) in lives]  # fmt: skip
-    return min(hits) if hits and record.onset_by == INJECTION else None

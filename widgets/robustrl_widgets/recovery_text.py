@@ -71,7 +71,7 @@ def full_cost(episode: Episode, scene: Scene) -> str:
     """What a full restart took, measured in this run or the ghost's; else what it would have taken, which is an estimate and says so."""
     if episode.record.mode == "full":
         return ""
-    here = [other.total for other in scene.episodes.all if other.record.mode == "full" and other.total is not None]
+    here = [other.record.total for other in scene.episodes.all if other.record.mode == "full" and other.record.total is not None]
     if here:
         took = statistics.median(here)
         return f"A full restart took {seconds(took)} in this run, measured{_of(len(here))}."

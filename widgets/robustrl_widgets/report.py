@@ -84,7 +84,7 @@ def html_of(entries: Sequence[ev.Entry], number: int | None = None, ghost: Ghost
         "recovery": recovery_text.picture(episode, end),
         "history": {role: list(lines) for role, lines in end.history.items()},
     }
-    title = f"{record.role}: {record.outcome}" + (f" in {seconds(episode.total)}" if episode.total is not None else "")
+    title = f"{record.role}: {record.outcome}" + (f" in {seconds(record.total)}" if record.total is not None else "")
     text = _page(title, end, data, _audited(entries))
     if len(text.encode()) > LIMIT:  # many roles: fewer moments of them
         data["first"], data["patches"], data["every"] = frames[0], [difference(frames[0], frames[-1])], round(stop - start, 3)

@@ -81,8 +81,8 @@ class Scene:
     def _tell(self, entry: ev.Entry) -> None:
         t = round(entry.t - self.state.t0, 2)
         for episode in self.episodes.closed:
-            if episode.total is not None:
-                took, role = seconds(episode.total), episode.record.role
+            if episode.record.total is not None:
+                took, role = seconds(episode.record.total), episode.record.role
                 self._say(t, role, "good", f"{role} takes part again, {took} after its {_SINCE[episode.record.onset_by]}.")
         for episode, _ in self.episodes.dated:
             self._reword(episode)

@@ -86,7 +86,7 @@ def recoveries_html(scene: Scene) -> str:
     rows = []
     for episode in scene.episodes.all[-recovery_text.SHOWN:]:
         took = ", ".join(f"{name} {seconds(value)}" for name, value in episode.seconds().items() if value is not None)
-        total = f" in {seconds(episode.total)}" if episode.total is not None else ""
+        total = f" in {seconds(episode.record.total)}" if episode.record.total is not None else ""
         words = [recovery_text.seen(episode), episode.noticed, recovery_text.done(episode), recovery_text.moved(episode),
                  recovery_text.meanwhile(episode), recovery_text.full_cost(episode, scene)]
         rows.append(f"<li><b>{text(episode.record.role)}: {text(episode.record.outcome)}{total}</b> ({took or 'under way'}). "
