@@ -166,6 +166,11 @@ class Fleet:
         return {"killed": kill is None, "seconds": seconds, "copies": (after - sent) / self.nbytes,
                 "source_cpu": source_cpu_after - source_cpu, "puller_cpu": statistics.mean(cpu for _, _, cpu, *_ in done.values())}
 
+    def sync_with_death(self, victim: int, after: float) -> float | None:
+        """Seconds from the death of that puller until the survivors hold the version; None, and no death, if the sync was over before."""
+        found = self.sync(kill=(f"rollout-{victim}", after))
+        return found["seconds"] if found["killed"] else None
+
     def _star(self, ask: Ask, staged: Any) -> Lease:
         version, digest, nbytes, chunks, source, incarnation, address = staged
         return Lease(id=0, puller=ask.puller, puller_incarnation=1, source=source, incarnation=incarnation, address=address,

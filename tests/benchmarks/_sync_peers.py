@@ -119,16 +119,20 @@ class Gloo:
         self._tell("broadcast")
         return max(self._hear("done").values()) - began
 
-    def broadcast_with_death(self, victim: int, after: float) -> float:
-        """Seconds from the death until the last surviving receiver has it: abort, new group, broadcast again; 0 if all had it before.
+    def broadcast_with_death(self, victim: int, after: float) -> float | None:
+        """Seconds from the death of that receiver until the last survivor has it: abort, new group, broadcast again. None, and no death, if
+        all had it before.
 
-        If all of them got it from the first broadcast, there is no second.
+        If all survivors got it from the first broadcast, there is no second.
         """
         self._tell("broadcast")
         time.sleep(after)
-        self.processes[victim].kill()
+        if all(pipe.poll() for rank, pipe in self.pipes.items() if rank):
+            self._hear("done")
+            return None
+        self.processes[victim + 1].kill()
         killed = time.monotonic()
-        self.pipes.pop(victim)
+        self.pipes.pop(victim + 1)
         waiting, through = dict(self.pipes), {}
         while waiting:
             assert time.monotonic() - killed < 120, f"gloo ranks {sorted(waiting)} are silent"
@@ -212,17 +216,23 @@ class RayStore:
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
 
-    def sync(self, kill: tuple[int, float] | None = None) -> float:
-        """Seconds until the last receiver has it. ``kill``: this receiver dies so many seconds later, and the time runs from its death."""
-        ray = self._ray
+    def sync(self) -> float:
+        """Seconds until the last receiver has it."""
         began = time.monotonic()
+        return max(self._ray.get(self._get(), timeout=120)) - began
+
+    def sync_with_death(self, victim: int, after: float) -> float | None:
+        """Seconds from the death of that receiver until the others have it; None, and no death, if all had it before."""
+        ray, got = self._ray, self._get()
+        time.sleep(after)
+        if len(ray.wait(got, num_returns=len(got), timeout=0)[0]) == len(got):
+            return None
+        ray.kill(self.receivers.pop(victim))
+        got.pop(victim)
+        killed = time.monotonic()
+        return max(0.0, max(ray.get(got, timeout=120)) - killed)  # 0: the survivors had it before the death
+
+    def _get(self) -> list[Any]:
+        """Puts once, and has each receiver get it. An argument is resolved by Ray: the list with the reference in it arrives as such."""
         boxed = self.source.put.remote()
-        got = [receiver.get.remote(boxed) for receiver in self.receivers]
-        # an argument is resolved by Ray: the list with the reference in it arrives as such
-        if kill is not None:
-            victim, after = kill
-            time.sleep(after)
-            ray.kill(self.receivers.pop(victim))
-            got.pop(victim)
-            began = time.monotonic()
-        return max(0.0, max(ray.get(got, timeout=120)) - began)  # 0: all had it before the death
+        return [receiver.get.remote(boxed) for receiver in self.receivers]

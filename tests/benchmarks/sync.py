@@ -29,8 +29,20 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def times(other: list[float], ours: list[float]) -> float:
-    """Ratio of the medians; a sync may be over when the death comes, so less than a millisecond counts as one."""
+    """Ratio of the medians; less than a millisecond counts as one."""
     return max(1e-3, statistics.median(other)) / max(1e-3, statistics.median(ours))
+
+
+def struck(sync: Callable[[], float], sync_with_death: Callable[[int, float], float | None], victim: int) -> float:
+    """Seconds from the death of a receiver (0 is the first) half way until the survivors hold the version.
+
+    Half way is by the time of an undisturbed sync, the third, as a puller has two buffers. If the sync is over by then nobody dies, and the
+    next try strikes after half of that time.
+    """
+    half = [sync() for _ in range(3)][-1] / 2
+    while (seconds := sync_with_death(victim, half)) is None:
+        half /= 2
+    return seconds
 
 
 def death(receivers: int) -> Row:
@@ -40,19 +52,11 @@ def death(receivers: int) -> Row:
     for trial in range(REPEATS):
         victim = trial % receivers
         with Fleet("shm", LARGE, receivers, relay=True) as fleet:
-            fleet.sync()
-            fleet.sync()  # a puller has two buffers
-            half = fleet.sync()["seconds"] / 2
-            while not (struck := fleet.sync(kill=(f"rollout-{victim}", half)))["killed"]:
-                half /= 2
-            ours.append(struck["seconds"])
+            ours.append(struck(lambda: fleet.sync()["seconds"], fleet.sync_with_death, victim))
         with Gloo(LARGE, receivers) as group:
-            group.broadcast()
-            half = group.broadcast() / 2
-            gloo.append(group.broadcast_with_death(victim + 1, half))
+            gloo.append(struck(group.broadcast, group.broadcast_with_death, victim))
         with RayStore(LARGE, receivers) as ray_store:
-            half = ray_store.sync() / 2
-            store.append(ray_store.sync(kill=(victim, half)))
+            store.append(struck(ray_store.sync, ray_store.sync_with_death, victim))
     return {"receivers": receivers, "bytes": LARGE, "ucx_s": spread(ours), "gloo_s": spread(gloo), "ray_s": spread(store),
             "gloo_timeout_s": GLOO_SECONDS,
             "gloo_over_ucx": times(gloo, ours), "ray_over_ucx": times(store, ours)}
