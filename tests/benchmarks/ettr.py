@@ -1,9 +1,9 @@
 """What share of the time counts? Whole runs with the paper's fault frequencies, under isolated and full recovery, warm and cold.
 
-First the batch is sized for optimizer steps of about 4 s. Then, for each way to recover, a short run with three faults measures the stages
-of a recovery; from them the loss of the long runs is predicted before they are made: faults x (detect + restart + reconnect + mean work
-redone). All runs have the same seed and the same schedules. On a quiet reference machine a long run takes about five minutes, all rows
-about an hour and a half.
+First the batch is sized for optimizer steps of about 4 s. Then, for each way to recover, a run of half the length with three faults
+measures the stages of a recovery; from them the loss of the long runs is predicted before they are made: faults x (detect + restart +
+reconnect + mean work redone). All runs have the same seed and the same schedules. On a quiet reference machine a long run takes about five
+minutes, all rows about an hour and three quarters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _ROWS = [
     *(f"{way}-10" for way in _WAYS[2:]),
     "isolated-warm-mixed",
 ]
-_PROBES = 3
+_PROBE_STEPS = 30
+"""With the faults as far apart as in the long runs at most, so that a warm standby is ready again in time, as there."""
 
 
 class _Ettr(Bench):
@@ -39,7 +40,7 @@ class _Ettr(Bench):
             self.done["calibrate"] = calibrate()
         prompts = self.done["calibrate"]["prompts_per_step"]
         if row.startswith("probe-"):
-            return long_run(row.removeprefix("probe-"), 100 * _PROBES / 12, prompts, steps=12)
+            return long_run(row.removeprefix("probe-"), 10, prompts, steps=_PROBE_STEPS)
         way, _, kind = row.rpartition("-")
         if kind == "mixed":
             return long_run(way, 10, prompts, mixed=True)
