@@ -6,7 +6,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from .episodes import Episode
-from .words import LONG, count, cut, seconds
+from .words import LONG, PHASES, count, cut, seconds
 
 if TYPE_CHECKING:
     from .scene import Scene
@@ -18,7 +18,7 @@ def seen(episode: Episode) -> str:
     """What was seen, as a sentence for people."""
     record, evidence = episode.record, episode.evidence
     role, limit = record.role, seconds(episode.threshold)
-    phase = f" in phase {evidence['phase']}" if evidence.get("phase") else ""
+    phase = f" in phase {PHASES.get(str(evidence['phase']), cut(evidence['phase'], 40))}" if evidence.get("phase") else ""
     stopped = " Its process was stopped (state T)." if evidence.get("process") in ("T", "t") else ""
     match record.rule:
         case "exited":

@@ -61,7 +61,7 @@ async function render({ model, el }) {
       const right = end < 0 ? Math.max(now, start) : end;
       data.role.push(lane); data.left.push(start); data.right.push(right); data.fill.push(get[code] ?? edge);
       data.edge.push(code === "i" || code === "s" || lane === GHOST ? edge : get[code] ?? edge); data.alpha.push(lane === GHOST ? 0.45 : 1);
-      data.what.push(WORDS[code] ?? code); data.phase.push((phase || "-").replaceAll("_", " ")); data.took.push(span(right - start));
+      data.what.push(WORDS[code] ?? code); data.phase.push(phase ? phase_name(phase) : "-"); data.took.push(span(right - start));
     }
     sources.bars.data = data;
     const marks = Object.values(shown.marks ?? {});
