@@ -77,6 +77,7 @@ def test_detection_took_as_long_in_all_views():
     for report in reports.values():
         card, role = cards[str(report["faults"][0])], report["role"]
         took = card["detected"] - card["injected"]
+        assert f"in phase {PHASES[card['hits'][0]['phase']]}" in report["seen"], "the last sample was of another"
         assert took > 0.1 and report["took"]["detect"] == pytest.approx(took, abs=0.002)
         assert report["t"]["onset"] == pytest.approx(card["injected"], abs=0.002)
         bars = [bar for bar in _bars(scene, role) if bar[2] == lanes.DETECT]

@@ -127,10 +127,10 @@ class Scene:
 
     def _reword(self, episode: Episode) -> None:
         """Since when it was so has become known after it was told."""
-        seen = recovery_text.seen(episode)
+        seen, told = recovery_text.seen(episode), recovery_text.seen(episode, proof=False)
         for lines in (self.story, self.history.get(episode.record.role, ())):
             for line in lines:
-                if line[1] == episode.record.role and line[3].startswith(f"{seen} Noticed"):
+                if line[1] == episode.record.role and line[3].startswith((f"{seen} Noticed", f"{told} Noticed")):
                     line[3] = cut(f"{seen} {episode.noticed}", LONG if lines is not self.story else SHORT)
 
     def _note(self, t: float, role: str, tone: str, words: str) -> None:

@@ -44,6 +44,7 @@ async function render({ model, el }) {
       axis_label_text_font_style: "normal", axis_label_text_font_size: "11px", major_label_text_font_size: "12px" });
     for (const grid of plot.center.filter((model) => model.type === "Grid")) grid.setv({ grid_line_color: grid.dimension === 0 ? get("line") : null });
     sources.now.line_color = get("mut");
+    if (sources.bars.data.role?.length) update();  // of a run that is over no picture comes that would paint its bars
   };
   const update = () => {
     if (!sources || !shown) return;
