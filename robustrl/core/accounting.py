@@ -21,11 +21,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from . import events as ev
-from .intervals import Interval, clipped, intersection, joined, seconds, without
+from .intervals import Interval, clipped, intersection, joined, seconds, seconds_until, without
 from .recoveries import DECISION, RECOVERED, STAGES, Recovery, recoveries_of
 from .roles import Phase, RoleId, RoleKind
 
@@ -104,6 +105,24 @@ def account(entries: Sequence[ev.Entry]) -> Account:
 def costs(entries: Sequence[ev.Entry]) -> list[Cost]:
     """One for each of `recoveries_of(entries)`, in that order."""
     return _Books(entries).costs()
+
+
+class Ratio(NamedTuple):
+    """Both effective training time ratios of a run until ``t``."""
+
+    t: float
+    """Host time."""
+    strict: float
+    paper: float
+
+
+def ratios(entries: Sequence[ev.Entry], most: int = 300) -> list[Ratio]:
+    """How both came about: at most ``most`` moments, evenly spread, the last of which says what `account` says.
+
+    Of each moment with all that the log knows: a gap that turned out to be a fault's counts from where it began. So whoever reads a log
+    has the same curve, whenever he came. While a run goes on its moments stay where they are, until every second one is dropped.
+    """
+    return _Books(entries).ratios(most)
 
 
 class _Books:
@@ -244,14 +263,17 @@ class _Books:
         return found
 
     def redone(self, recovery: Recovery) -> float:
-        """Seconds of work that came to nothing: on the step that the trainer was in, and on steps that were rolled back."""
-        total = sum(spent for t, spent in self.wasted if recovery.onset <= t <= self.outage(recovery)[1])
+        return sum(spent for _, spent in self._redone(recovery))
+
+    def _redone(self, recovery: Recovery) -> list[tuple[float, float]]:
+        """(when it was lost, seconds) of work that came to nothing: on steps that were rolled back, and on the one it was in."""
+        found = [(t, spent) for t, spent in self.wasted if recovery.onset <= t <= self.outage(recovery)[1]]
         gap = next((gap for gap, by in self.gaps if by[0] is recovery), None) if self._stops_trainer(recovery) else None
         if gap is not None:
             committed = max((t for t in self.commit_times if t <= gap[0]), default=self.span[0])
-            begun = [t for t in self.begun if committed <= t <= gap[0]]
-            total += gap[0] - begun[-1] if begun else 0.0
-        return total
+            if begun := [t for t in self.begun if committed <= t <= gap[0]]:
+                found.append((gap[0], gap[0] - begun[-1]))
+        return found
 
     def _worked(self, to: int, old: int) -> float:
         """Seconds of work in the committed steps above ``to``, up to ``old``."""
@@ -266,7 +288,7 @@ class _Books:
 
     def account(self) -> Account:
         length = self.span[1] - self.span[0]
-        lost = min(seconds(without(joined(gap for gap, _ in self.gaps), joined(self.pauses))), length)
+        lost = min(seconds(self._lost()), length)
         redone = min(sum(self.redone(recovery) for recovery in self.recoveries), length - lost)
         every = self.costs()
         tokens = {"generated": sum(self.generated.values()), "trained": self.trained}
@@ -289,17 +311,48 @@ class _Books:
             goodput=self.trained / length if length else None,
         )
 
+    def _lost(self) -> list[Interval]:
+        return without(joined(gap for gap, _ in self.gaps), joined(self.pauses))
+
     def _paper(self) -> float | None:
-        trainers, rollouts = (len(self.machines[kind]) for kind in (RoleKind.TRAINER, RoleKind.ROLLOUT))
-        length = self.span[1] - self.span[0]
+        machines, length = self._counted(), self.span[1] - self.span[0]
+        away = sum(weight * seconds(times) for weight, times in self._away())
+        return 1.0 - away / machines / length if machines and length else None
+
+    def _counted(self) -> int:
+        return sum(len(roles) for roles in self.machines.values())
+
+    def _away(self) -> list[tuple[int, list[Interval]]]:
+        """When machines did nothing for the paper's ratio, and how many; negative: they did, in a time that was counted already."""
         paused = joined(self.pauses)
         out = without(clipped(joined(self.outage(r) for r in self.recoveries if self._stops_trainer(r)), self.span), paused)
-        away = seconds(out) * (trainers + rollouts)
+        found = [(self._counted(), out)]
         for role in self.machines[RoleKind.ROLLOUT]:
             generating = joined((low, high) for low, high, _ in self.made.get(role, ()))
             down = clipped(joined(self.outage(r) for r in self.recoveries if role in r.roles), self.span)
-            away += seconds(without(down, joined([*out, *paused]))) - seconds(intersection(generating, out))
-        return 1.0 - away / (trainers + rollouts) / length if trainers + rollouts and length else None
+            found += [(1, without(down, joined([*out, *paused]))), (-1, intersection(generating, out))]
+        return found
+
+    def ratios(self, most: int) -> list[Ratio]:
+        start, end = self.span
+        if end <= start or not self._counted():
+            return []
+        every = 1.0
+        while (end - start) / every >= most:
+            every *= 2
+        moments = [*(start + every * n for n in range(1, math.ceil((end - start) / every))), end]
+        lost = seconds_until(moments, [(1, self._lost())])
+        away = seconds_until(moments, self._away())
+        redone = sorted(piece for recovery in self.recoveries for piece in self._redone(recovery))
+        found, spoilt = [], 0.0
+        for t, gone, idle in zip(moments, lost, away, strict=True):
+            while redone and redone[0][0] <= t:
+                spoilt += redone.pop(0)[1]
+            length = t - start
+            gone = min(gone, length)
+            strict = (length - gone - min(spoilt, length - gone)) / length
+            found.append(Ratio(t, strict, 1.0 - idle / self._counted() / length))
+        return found
 
     def costs(self) -> list[Cost]:
         paused = joined(self.pauses)

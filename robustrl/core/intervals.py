@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 Interval = tuple[float, float]
 
@@ -36,3 +36,16 @@ def without(some: list[Interval], others: list[Interval]) -> list[Interval]:
     for low, high in others:
         left = joined(part for a, b in left for part in ((a, min(b, low)), (max(a, high), b)))
     return left
+
+
+def seconds_until(moments: Sequence[float], weighted: Iterable[tuple[int, list[Interval]]]) -> list[float]:
+    """At each of ``moments``, in order: how much of all intervals has passed, each times its weight. One pass, however many there are."""
+    turns = sorted(turn for weight, times in weighted for low, high in times for turn in ((low, weight), (high, -weight)))
+    found, total, slope, at, place = [], 0.0, 0, 0.0, 0
+    for moment in moments:
+        while place < len(turns) and turns[place][0] <= moment:
+            total, at = total + slope * (turns[place][0] - at), turns[place][0]
+            slope += turns[place][1]
+            place += 1
+        found.append(total + slope * (moment - at))
+    return found

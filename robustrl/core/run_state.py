@@ -180,11 +180,13 @@ class RunState:
         return [(step, ids) for step, ids in sorted(self._unmarked.items()) if ids]
 
     def tokens_per_second(self) -> dict[str, float]:
-        """Rollout -> its rate over the last RATE_WINDOW seconds of samples; 0.0 for one that is not sampled any more."""
+        """Rollout -> its rate over the last RATE_WINDOW seconds of samples; 0.0 for one that is dead, or not sampled any more."""
         rates = {}
         for role, window in self._rates.items():
             (first, before), (last, after) = window[0], window[-1]
-            alive = self.t - self.roles[role].sampled <= RATE_WINDOW
+            view = self.roles[role]
+            dead = view.exited or view.state in (RoleState.FAILED, RoleState.STOPPED)
+            alive = not dead and self.t - view.sampled <= RATE_WINDOW
             rates[role] = (after - before) / (last - first) if alive and last > first else 0.0
         return rates
 

@@ -9,8 +9,8 @@ from made_log import made_log
 from story import Story
 
 from robustrl.core import events as ev
-from robustrl.core.accounting import account, costs, spread
-from robustrl.core.intervals import clipped, intersection, joined, seconds, without
+from robustrl.core.accounting import account, costs, ratios, spread
+from robustrl.core.intervals import clipped, intersection, joined, seconds, seconds_until, without
 
 
 def train(story: Story, begin: float, step: int, progress: int, marks: int = 3, role: str = "trainer-0") -> int:
@@ -61,6 +61,25 @@ def test_a_killed_trainer() -> None:
     assert (found.faults, found.recoveries, found.recovered) == (1, 1, 1)
     assert [found.mttr[stage].mean for stage in ("detect", "restart", "reconnect", "total")] == pytest.approx([0.2, 3.8, 0.5, 4.5])
     assert found.tokens["trained"] == 60 and found.goodput == pytest.approx(60 / 22)
+
+
+def test_how_the_ratios_of_that_run_came_about() -> None:
+    entries = three_steps().entries
+    found = {each.t: each for each in ratios(entries)}
+    assert list(found) == [102.0 + n for n in range(22)], "each second of the span"
+    assert found[108.0].strict == found[108.0].paper == 1.0
+    assert found[110.0].strict == pytest.approx((9 - 1 - 2) / 9), "a second without a mark, and two of the step that were in vain"
+    assert found[112.0].paper == pytest.approx(1 - (3 * 2 - 1.5) / 3 / 11), "out since 110, of which rollout-0 generates until 111.5"
+    last = account(entries)
+    assert (found[123.0].strict, found[123.0].paper) == pytest.approx((last.ettr_strict, last.ettr_paper))
+
+
+def test_the_ratios_of_a_long_run_stay_where_they_were_and_are_not_many() -> None:
+    entries = three_steps().entries
+    one, half, few = ratios(entries, 30), ratios(entries, 15), ratios(entries, 3)
+    assert [len(found) for found in (one, half, few)] == [22, 11, 3]
+    assert set(few) < set(half) < set(one), "and each says the same"
+    assert ratios([]) == ratios(Story().entries) == []
 
 
 def test_what_that_recovery_cost() -> None:
@@ -283,6 +302,9 @@ def test_sets_of_times(some: list[tuple[float, float]], others: list[tuple[float
     assert cells(intersection(a, b)) == cells(some) & cells(others) and cells(without(a, b)) == cells(some) - cells(others)
     assert cells(clipped(a, (5.0, 20.0))) == cells(some) & set(range(5, 20))
     assert all(before[1] < after[0] for before, after in zip(a, a[1:], strict=False))
+    moments = [0.0, 7.5, 7.5, 20.0, 40.0]
+    weighted = [seconds(clipped(a, (0.0, t))) - 2 * seconds(clipped(b, (0.0, t))) for t in moments]
+    assert seconds_until(moments, [(1, a), (-2, b)]) == pytest.approx(weighted)
 
 
 _WORDS = ("train", "exits", "back", "commit", "decode", "rollout exits", "rollout back", "pause", "resume", "batch", "roll back")
@@ -325,6 +347,9 @@ def test_ratios_are_ratios_whatever_happened(words: list[tuple[str, float]]) -> 
     if found.span:
         assert 0 <= found.ettr_strict <= 1 and 0 <= found.ettr_paper <= 1
         assert found.lost + found.redone <= found.span
+        curve = ratios(story.entries, 7)
+        assert len(curve) <= 7 and (curve[-1].strict, curve[-1].paper) == pytest.approx((found.ettr_strict, found.ettr_paper), abs=1e-9)
+        assert all(-1e-9 <= ratio <= 1 + 1e-9 for each in curve for ratio in each[1:])
     every = costs(story.entries)
     assert all(cost.lost >= 0 and cost.redone >= 0 for cost in every)
     assert sum(cost.lost for cost in every) == pytest.approx(found.lost)

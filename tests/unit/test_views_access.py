@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import socket
 from collections import defaultdict
@@ -171,3 +173,28 @@ def test_every_view_is_drawn_by_one_file_for_both_hosts():
     assert set(assets.NAMES) == set(VIEWS)
     with pytest.raises(ValueError, match="must be one of board"):
         assets.esm("../secret")
+
+
+def test_a_page_that_is_closed_in_the_middle_of_a_message_is_no_error_and_all_else_is_said(caplog):
+    """A traceback of tornado's WebSocketClosedError stood in the dashboard's log for each page that was closed."""
+    pytest.importorskip("panel")
+    from robustrl_widgets.dashboard import _but_closed_pages
+    from tornado.websocket import WebSocketClosedError
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(_but_closed_pages)
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    for error in (WebSocketClosedError("Client connection has been closed"), ValueError("a defect")):
+        task = loop.create_task(fail(error))
+        loop.run_until_complete(asyncio.wait([task]))
+        del task
+        gc.collect()  # nobody has asked how it ended
+    loop.call_soon(lambda: (_ for _ in ()).throw(WebSocketClosedError()))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    said = [record.getMessage().splitlines()[0] for record in caplog.records if record.name == "asyncio"]
+    assert len(said) == 2 and "never retrieved" in said[0] and "callback" in said[1]
+    assert "a defect" in str(caplog.records[0].exc_info[1])

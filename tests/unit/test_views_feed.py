@@ -19,6 +19,7 @@ from robustrl_widgets.sources import LiveRun, RecordedRun
 from views_log import FakeJob, failing_log
 
 from robustrl.core import events as ev
+from robustrl.core.accounting import account
 from robustrl.faults import make_schedule
 from tests.benchmarks._made_up_run import MadeUpRun
 
@@ -77,6 +78,34 @@ def test_a_job_whose_host_died_is_shown_as_failed_though_its_log_has_no_end(feed
     assert head["status"] == "failed" and head["lost"] and head["reason"] == job.reason and board[-1][2]["speed"] == 0
     assert merged(faults[-1][1]["picture"], faults[-1][2]["patch"])["over"]
     assert "ended without a closing record" in static.board_html(*feed.still())
+
+
+def test_effective_training_time_is_one_curve_for_who_was_there_who_comes_late_and_in_a_recording():
+    """A late viewer, and who opened a finished recording, saw a single point."""
+    log = made_log(steps=40)
+    clock = _Clock()
+
+    def feed_over(source) -> Feed:
+        made = Feed(source, clock)
+        made._thread = threading.current_thread()
+        return made
+
+    job = FakeJob(log, 1)
+    early = feed_over(LiveRun(job, clock))
+    _watch(early, "metrics")
+    while job.upto < len(log):
+        clock.t, job.upto = clock.t + 0.25, min(len(log), job.upto + 20)
+        early.step()
+    late, played = feed_over(LiveRun(FakeJob(log, len(log)), clock)), feed_over(RecordedRun(log, clock=clock))
+    clock.t += 1000.0
+    curves = []
+    for feed in (early, late, played):
+        scene, now = feed.still()  # nothing comes any more, and the last word counts all the same
+        curves.append(scene.picture("metrics", now)["ettrs"])
+        assert scene.curves.ettr == {"strict": curves[-1][-1][1], "paper": curves[-1][-1][2]}
+    saved = played.whole()[0].picture("metrics", 0.0)["ettrs"]
+    assert curves[0] == curves[1] == curves[2] == saved and len(saved) > 1
+    assert saved[-1][1:] == [1.0, 1.0] and saved[-1][0] == pytest.approx(account(log).span + saved[0][0] - 1.0, abs=0.11)
 
 
 def test_curves_are_drawn_less_often_than_the_board(feed):
@@ -150,6 +179,24 @@ def test_who_may_only_look_changes_nothing(feed, verb):
     assert _ask(feed, Right.READ, "inspect", role="rollout-0")["value"]["right"] == 0
 
 
+@pytest.mark.parametrize(("verb", "args"), [
+    ("inject", {"kind": "kill", "target": "trainer-0"}), ("abort", {"fault": 1}), ("schedule", {"name": "surprise (hidden)"}),
+    ("reveal", {"fault": 1}), ("set_threshold", {"path": "rollout.no_tokens", "value": "3s"}), ("set_recovery", {"mode": "full"}),
+    ("pause", {}), ("resume", {}),
+])  # fmt: skip
+def test_to_a_job_that_is_gone_nothing_is_done_and_its_logs_are_read_still(feed, verb, args):
+    job = feed.source.job
+    log = Writer()
+    for entry in job.log:
+        log.write(entry.source, entry.event)
+    log.write("host", ev.FaultPlanned(fault=1, kind="kill", target="trainer-0", when="now", benign=False, options={}))
+    job.log, job.upto = log.entries, len(log.entries)
+    job._lost, job.over, job.reason = RuntimeError("gone"), True, "its host died\n" + "x" * 9000
+    assert _ask(feed, Right.INSTRUCTOR, verb, **args)["error"] == "the job is gone: nothing can be done to it any more"
+    assert job.calls == [] and "value" in _ask(feed, Right.INSTRUCTOR, "logs", role="rollout-0")
+    assert "value" in _ask(feed, Right.INSTRUCTOR, "inspect", role="rollout-0")
+
+
 @pytest.mark.parametrize("verb", ["schedule", "reveal", "set_threshold", "set_recovery", "pause", "resume"])
 def test_a_student_sets_nothing(feed, verb):
     assert "may only queue a fault" in _ask(feed, Right.STUDENT, verb, path="rollout.no_tokens", value="3s", name="surprise")["error"]
@@ -194,7 +241,8 @@ def test_a_fault_that_is_none_is_refused_with_the_reason(feed, args):
 
 def test_a_refused_value_says_why_and_an_accepted_one_applies(feed):
     assert "no such threshold" in _ask(feed, Right.INSTRUCTOR, "set_threshold", path="a.b", value="3s")["error"]
-    assert "value" in _ask(feed, Right.INSTRUCTOR, "set_threshold", path="rollout.no_tokens", value="3s")
+    said = _ask(feed, Right.INSTRUCTOR, "set_threshold", path="rollout.no_tokens", value="3s")["value"]["said"]
+    assert said.startswith("rollout.no_tokens is ") and "; it was " in said
     assert feed.source.job.calls == [{"rollout.no_tokens": "3s"}]
 
 

@@ -123,6 +123,38 @@ def test_what_is_said_at_the_end_counts_the_faults_that_the_ghost_had_on_its_way
     assert behind.picture("metrics", behind.t)["race"]["words"] == "You are 2 steps behind a ghost that had 1 fault so far; you had none."
 
 
+def test_faults_before_the_start_of_the_race_and_after_its_end_do_not_count():
+    """Neither those of the ghost nor those of this run; and the log may tell of one after the start that was before it."""
+    kill = {"kind": "kill", "target": "rollout-1", "when": "now", "benign": False, "options": {}}
+    log, begun = Writer(), False
+    for entry in LOG:
+        if isinstance(entry.event, ev.TrajectoriesStarted) and not begun:
+            begun = True
+            for fault in (1, 2):
+                log.write("host", ev.FaultPlanned(fault=fault, **kill))
+            log.write("host", _hit(1))
+            before = log.entries[-1].t
+            log.write(entry.source, entry.event)
+            log.write("host", _hit(2, ago=log.entries[-1].t - before))
+        elif isinstance(entry.event, ev.RunEnded):
+            log.write("host", ev.FaultPlanned(fault=3, **kill))
+            log.write("host", _hit(3))
+            log.write(entry.source, entry.event)
+        else:
+            log.write(entry.source, entry.event)
+    outside = (0.0, "kill", "rollout-1", 1), (GHOST.length + 1, "kill", "rollout-1", 7)
+    struck = msgspec.structs.replace(GHOST, faults=[outside[0], (0.01, "kill", "trainer-0", 1), outside[1]])
+    done = _scene(log.entries, struck)
+    words, label = (done.picture("timeline", done.t)["ghost"][name] for name in ("words", "label"))
+    assert words.endswith("a ghost that had 1 fault; you had none.")
+    assert "Its faults: kill trainer-0 in step 1. 0 of these 1 hit you" in label
+    assert ghost_of(log.entries).met == [] and "It met no fault." in _scene(LOG, ghost_of(log.entries)).race.label(done.state)
+
+
+def _hit(fault: int, ago: float = 0.0) -> ev.FaultInjected:
+    return ev.FaultInjected(fault=fault, role="rollout-1", incarnation=1, node="node-0", pid=5, phase="", step=0, proof={"ago": ago})
+
+
 def test_nothing_of_a_ghost_lies_in_the_future_of_the_run():
     scene = _scene(_until_step(LOG, 2), GHOST)
     bars = scene.race.lane(scene.state, scene.t)

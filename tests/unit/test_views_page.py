@@ -6,6 +6,7 @@ Left out: layout, colours, and whatever needs Bokeh; tests/browser has them.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from importlib.util import find_spec
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_log import made_log
+from made_log import Writer, made_log
 from robustrl_widgets import assets
 from robustrl_widgets.feed import Feed
 from robustrl_widgets.scene import Scene
 from robustrl_widgets.sources import RecordedRun
+from robustrl_widgets.words import PHASES
 
 from robustrl.core import events as ev
 
@@ -93,7 +95,120 @@ return [well, quiet, silent, look()];
     assert silent["pill"] == "was running" and "41 s" in silent["told"]
 
 
-@pytest.mark.parametrize("view", ["board", "faults", "thresholds", "metrics", "trajectories", "recovery"])
+_ALL = ["board", "faults", "thresholds", "metrics", "trajectories", "recovery", "timeline"]
+
+
+@pytest.mark.parametrize("view", _ALL)
+def test_every_view_says_that_the_job_is_gone_and_since_when(tmp_path: Path, view: str) -> None:
+    """Its host died: no silence tells of it, as the clock of the run stands still, so the line of every view stayed hidden."""
+    here = "const gone = it.root.find('.gone'), look = () => [gone.style.display !== 'none', gone.textContent];"
+    well, lost, much_later, again = _page(tmp_path, view, here + """
+it.show(running);
+const well = look();
+it.show(lost, 0);
+const then = look();
+page.pass(60);
+const much_later = look();
+it.show(running);
+return [well, then, much_later, look()];
+""", running=_picture(view, _running()), lost=_picture(view, _running(), "its host (process 5) is gone"))  # fmt: skip
+    assert not well[0] and lost[0] and much_later == lost and not again[0]
+    assert re.fullmatch(r"The job is gone since \d\d:\d\d:\d\d: what you see is its last state\.", lost[1])
+
+
+_WALL_OF_TEXT = ("its host (process 5) ended without a closing record\n  | \x1b[36m(raylet)\x1b[0m  \x1b[33mWARNING\x1b[0m worker.py:1 -- "
+                 + "x" * 900 + "\n  | \x1b[2K\x1b]0;title\x07OSError: disk full")  # fmt: skip
+
+
+def test_the_headline_of_a_job_that_is_gone_is_one_plain_sentence_and_the_rest_is_behind_details(tmp_path: Path) -> None:
+    say, shown, more = _page(tmp_path, "board", """
+it.show(picture, 0);
+const details = it.root.find(".more");
+return [it.root.find(".say").textContent, details.style.display !== "none", details.textContent];
+""", picture=_picture("board", _running(), _WALL_OF_TEXT))  # fmt: skip
+    assert say == "The job broke off after optimizer step 2: its host (process 5) ended without a closing record."
+    assert shown and more.startswith("details") and more.endswith("OSError: disk full") and "x" * 900 in more
+    assert not re.search(r"\x1b|\ufffd|\[36m|\[2K|title", more)
+
+
+def test_nothing_can_be_ordered_of_a_job_that_is_gone_and_that_is_said(tmp_path: Path) -> None:
+    faults = _page(tmp_path, "faults", """
+const fields = () => it.root.all((node) => ["button", "select", "input"].includes(node.tag));
+const said = "no fault can be injected and no setting changed";
+const look = () => [fields().map((node) => Boolean(node.disabled)), it.root.textContent.includes(`The job is gone: ${said} any more.`)];
+it.show(running);
+const before = look();
+it.show(lost, 0);
+return [before, look()];
+""", running=_picture("faults", _running()), lost=_picture("faults", _running(), "so"))  # fmt: skip
+    assert [(any(off), said) for off, said in faults[:1]] == [(False, False)] and all(faults[1][0]) and faults[1][1]
+    limits = _page(tmp_path, "thresholds", """
+const fields = () => it.root.all((node) => node.tag === "input"), said = "The job is gone: no limit can be changed any more.";
+const look = () => [fields().map((node) => node.disabled), it.root.textContent.includes(said)];
+it.show(running);
+const before = look();
+it.show(lost, 0);
+return [before, look()];
+""", running=_picture("thresholds", _running()), lost=_picture("thresholds", _running(), "so"))  # fmt: skip
+    assert not any(limits[0][0]) and not limits[0][1] and all(limits[1][0]) and limits[1][1]
+
+
+def test_the_drawer_of_a_role_says_that_its_process_has_ended_and_offers_nothing_then(tmp_path: Path) -> None:
+    detail = {"live": True, "right": 2, "faults": ["kill", "hang", "slow"], "history": []}
+    well, lost = _page(tmp_path, "board", """
+it.show(running);
+it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith("rollout-0,"))[0].fire("click");
+await page.settle();
+it.answer({ value: detail });
+await page.settle();
+const fields = () => it.root.find(".detail").find(".acts").children.filter((node) => node.tag !== "span");
+const look = () => [it.root.find(".detail").textContent, fields().map((node) => node.disabled)];
+const well = look();
+it.show(lost, 0);
+return [well, look()];
+""", detail=detail, running=_picture("board", _running()), lost=_picture("board", _running(), "so"))  # fmt: skip
+    pid = _picture("board", _running())["roles"]["rollout-0"]["pid"]
+    assert f"(process {pid})" in well[0] and not any(well[1]) and "no fault can" not in well[0]
+    assert f"(process {pid}, which has ended)" in lost[0] and all(lost[1])
+    assert "The job is gone: no fault can be injected any more." in lost[0]
+
+
+def test_a_planned_fault_does_not_look_injected_and_one_that_cannot_fire_any_more_not_planned(tmp_path: Path) -> None:
+    log = Writer()
+    for entry in _running():
+        log.write(entry.source, entry.event)
+    log.write("host", ev.FaultPlanned(fault=1, kind="kill", target="rollout-0", when="in phase waiting_request", benign=False, options={}))
+    hidden = {"kind": "hang", "target": "trainer-0", "when": "now", "benign": False, "options": {}, "hidden": True}
+    log.write("host", ev.FaultPlanned(fault=2, **hidden))
+    planned, gone = _page(tmp_path, "faults", """
+const dots = (card) => card.find(".steps").children.map((step) => step.className);
+const look = () => it.root.querySelectorAll(".fault").map((card) => [card.className, dots(card), card.textContent]);
+it.show(running);
+const before = look();
+it.show(lost, 0);
+return [before, look()];
+""", running=_picture("faults", log.entries), lost=_picture("faults", log.entries, "so"))  # fmt: skip
+    hidden_card, card = planned
+    assert card[1] == ["now", "", "", "", ""] and "waits for its moment" in card[2] and "in phase waiting for requests" in card[2]
+    assert hidden_card[1] == ["on", "", "", "", ""] and "hang" not in hidden_card[2]
+    hidden_card, card = gone
+    assert card[0] == "fault never" and card[1] == [""] * 5 and "never fired: the job is gone" in card[2] and "Abort" not in card[2]
+    assert "stays hidden: the job is gone" in hidden_card[2] and "hang" not in hidden_card[2] and "Reveal" not in hidden_card[2]
+
+
+def test_a_phase_has_one_name_in_all_pages(tmp_path: Path) -> None:
+    words = _page(tmp_path, "board", """
+it.show(picture);
+return it.root.querySelectorAll(".word").map((node) => node.textContent).join(" | ");
+""", picture=_picture("board", made_log()[:60]) | {"pulls": {}})  # fmt: skip
+    assert words
+    for view in assets.NAMES:
+        text = assets.esm(view).partition("const PHASES = ")[2]
+        assert json.loads(text.partition(";\n")[0]) == PHASES
+        assert not re.search(r"phase\??\.replaceAll", text.replace("String(phase).replaceAll", "")), f"{view} has words of its own"
+
+
+@pytest.mark.parametrize("view", _ALL[:-1])
 def test_every_view_says_that_no_news_come(tmp_path: Path, view: str) -> None:
     before, after = _page(tmp_path, view, """
 it.show(picture);
@@ -125,8 +240,7 @@ return [over, stopped, look()];
 def test_a_job_whose_host_died_is_not_said_to_be_well(tmp_path: Path) -> None:
     lost = _page(tmp_path, "board", _LOOK + "it.show(picture, 0); page.pass(9); return look();",
                  picture=_picture("board", _running(), "its host (process 5) ended without a closing record"))  # fmt: skip
-    assert lost["say"] == ("The job is gone: this is the last picture, of optimizer step 2: "
-                           "its host (process 5) ended without a closing record")  # fmt: skip
+    assert lost["say"] == "The job broke off after optimizer step 2: its host (process 5) ended without a closing record."
     assert lost["pill"] == "failed" and lost["last"] and lost["told"] == "ended"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import deque
 from unicodedata import category
 
 import msgspec
@@ -13,14 +14,15 @@ from hypothesis import strategies as st
 from made_log import Writer, made_log
 from robustrl_widgets import lanes, showing, static
 from robustrl_widgets.channel import Channel, difference, merged
-from robustrl_widgets.scene import VIEWS, Scene
+from robustrl_widgets.scene import VIEWS, Scene, _add_cause
 from robustrl_widgets.sources import load_entries
-from robustrl_widgets.words import LONG, count, cut, seconds
+from robustrl_widgets.words import LONG, PHASES, count, cut, headline, in_phases, seconds
 from views_log import back, failing_log
 
 from robustrl.core import events as ev
 from robustrl.core.detection import Detector
 from robustrl.core.levels import levels
+from robustrl.core.roles import Phase
 from robustrl.core.thresholds import PATHS, Thresholds
 
 
@@ -75,6 +77,7 @@ def test_detection_took_as_long_in_all_views():
     for report in reports.values():
         card, role = cards[str(report["faults"][0])], report["role"]
         took = card["detected"] - card["injected"]
+        assert f"in phase {PHASES[card['hits'][0]['phase']]}" in report["seen"], "the last sample was of another"
         assert took > 0.1 and report["took"]["detect"] == pytest.approx(took, abs=0.002)
         assert report["t"]["onset"] == pytest.approx(card["injected"], abs=0.002)
         bars = [bar for bar in _bars(scene, role) if bar[2] == lanes.DETECT]
@@ -207,6 +210,94 @@ def test_hostile_words_are_cut_and_carry_no_control_characters():
 def test_cut_gives_printable_text_of_bounded_length(text):
     short = cut(text, 20)
     assert len(short) <= 20 and all(sign.isprintable() or sign == "\n" or category(sign) == "Zs" for sign in short)
+
+
+@pytest.mark.parametrize(("line", "shown"), [
+    (" " * 500, ""), ("\x1b[2K\x1b[0m" + " " * 2000 + "\r", ""), ("a" + " " * 500, "a"), ("a\tb\r\nc", "a    b\nc"),
+    ("\x1b[36m(raylet)\x1b[0m \x1b]0;title\x07x\x1b[1A\x1b(B", "(raylet) x\ufffd(B"), ("a" * 30, "a" * 19 + "\u2026"),
+    ("a" + " " * 500 + "b", "a\u2026"),
+])  # fmt: skip
+def test_what_is_cut_says_so_and_blanks_and_escape_codes_are_nothing_that_was_cut(line, shown):
+    """Blank lines of a log looked as if something had been left out."""
+    assert cut(line, 20) == shown
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("", ""), ("\n  \n", ""), ("trainer-0 failed: out of memory", "trainer-0 failed: out of memory"),
+    ("its host (process 5) ended without a closing record\n  | \x1b[33mlog\x1b[0m\n  | ValueError: no",
+     "its host (process 5) ended without a closing record"),
+    ("the cluster did not start: \x1b[36mray::Role.open()\x1b[39m (pid=7)\n  File x\nrobustrl.errors.RoleDied: it died\nOSError: z",
+     "the cluster did not start: robustrl.errors.RoleDied: it died"),
+    ("Traceback (most recent call last):\n  File x\nMemoryError: no room", "MemoryError: no room"),
+    ("ray::Role.open()", "ray::Role.open()"),
+    ("word " * 900, "word " * 31 + "word\u2026"),
+])  # fmt: skip
+def test_the_headline_of_a_long_text_is_its_first_cause_in_one_line(text, said):
+    assert headline(text) == said and "\n" not in headline(text) and len(headline(text)) <= 160
+
+
+def test_a_phase_has_one_name_in_all_words():
+    assert set(PHASES) == {str(phase) for phase in Phase} and len(set(PHASES.values())) == len(PHASES)
+    assert in_phases("in phase waiting_tool, step 3") == "in phase waiting for a tool, step 3"
+
+
+def test_a_rollout_that_is_dead_makes_no_tokens():
+    """Its last rate stood for ten seconds."""
+    log = Writer()
+    for entry in made_log(steps=2, drop=False):
+        if isinstance(entry.event, ev.TrajectoriesFinished) and entry.event.batch == 2:
+            break
+        log.write(entry.source, entry.event)
+    for progress in (100, 900):
+        log.write("node_agent-0", ev.RoleSample(
+            role="rollout-1", incarnation=1, phase="decode", progress=progress, pending=2, step=1, version=0, loop_age=0.0, cpu=1.0))
+    assert _scene(log.entries).state.tokens_per_second()["rollout-1"] > 0
+    log.write("node_agent-0", ev.ProcessExited(role="rollout-1", incarnation=1, pid=7, cause="pidfd", last_lines=[]))
+    dead = _scene(log.entries)
+    dead.curves._point(dead.t, dead.state)
+    assert dead.curves.tokens["rollout-1"][-1] == 0.0 == dead.state.tokens_per_second()["rollout-1"]
+
+
+def _told_late() -> list[ev.Entry]:
+    """A kill of which the log tells only when it has told what it led to."""
+    log = Writer()
+    entries = failing_log()
+    place = next(i for i, entry in enumerate(entries) if isinstance(entry.event, ev.ProcessExited))
+    for number, entry in enumerate(entries):
+        if number == place:
+            log.write("host", ev.FaultPlanned(fault=1, kind="kill", target="rollout-1", when="now", benign=False, options={}))
+            begun = log.entries[-1].t
+        log.write(entry.source, entry.event)
+    ago = {"ago": log.entries[-1].t - begun}
+    hit = ev.FaultInjected(fault=1, role="rollout-1", incarnation=1, node="node-0", pid=5, phase="decode", step=1, proof=ago)
+    log.write("node_agent-0", hit)
+    return log.entries
+
+
+def test_a_cause_stands_before_what_it_led_to():
+    scene = _scene(_told_late())
+    for lines in (scene.story, scene.history["rollout-1"]):
+        words, times = [line[3] for line in lines], [line[0] for line in lines]
+        cause = next(place for place, line in enumerate(words) if line.startswith("Fault 1 hits rollout-1"))
+        effect = next(place for place, line in enumerate(words) if line.startswith("The process of rollout-1 ended"))
+        assert cause < effect and times == sorted(times)
+
+
+def test_the_same_moment_is_told_cause_first_and_a_full_story_keeps_its_length():
+    lines = deque([[float(n), "a", "bad", "x"] for n in range(40)], maxlen=40)
+    _add_cause(lines, [39.0, "a", "bad", "cause"])
+    assert [line[3] for line in lines][-2:] == ["cause", "x"] and len(lines) == 40
+    _add_cause(lines, [0.5, "a", "bad", "older than all"])
+    assert len(lines) == 40 and lines[0][0] == 1.0
+
+
+def test_of_a_job_that_is_gone_every_view_says_so_also_where_it_is_saved():
+    scene = _scene(failing_log())
+    assert all("gone" not in scene.picture(view, scene.t) and "is gone since" not in static.form(view, scene, scene.t) for view in VIEWS)
+    scene.lost = "its host (process 5) ended without a closing record"
+    for view in VIEWS:
+        assert scene.picture(view, scene.t)["gone"] == pytest.approx(scene.state.wall + scene.t, abs=0.1)
+        assert static.form(view, scene, scene.t).startswith("<div><b>The job is gone since ")
 
 
 def test_cut_leaves_our_own_numbers_alone():

@@ -6,6 +6,8 @@ import json
 from functools import cache
 from pathlib import Path
 
+from .words import PHASES
+
 _FOLDER = Path(__file__).parent / "esm"
 NAMES = ("board", "timeline", "faults", "thresholds", "metrics", "trajectories", "recovery", "player")
 TUNING = "tuning"
@@ -22,7 +24,8 @@ def esm(view: str) -> str:
     """The whole module of a view: the same text in a notebook and in the dashboard."""
     if view not in (*NAMES, TUNING):
         raise ValueError(f"view {view!r}: must be one of {', '.join((*NAMES, TUNING))}")
-    return f"const CSS = {json.dumps(text('views.css'))};\n{text('common.js')}\n{text(f'{view}.js')}"
+    tables = f"const CSS = {json.dumps(text('views.css'))};\nconst PHASES = {json.dumps(PHASES)};"
+    return f"{tables}\n{text('common.js')}\n{text(f'{view}.js')}"
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from robustrl.core.roles import RoleKind, RoleState
 from robustrl.core.run_state import RoleView, RunState
 
-from .words import GLOSSARY, LONG, count, cut, last_live
+from .words import GLOSSARY, LONG, count, cut, headline, last_live
 
 if TYPE_CHECKING:
     from .episodes import Episode
@@ -24,9 +24,12 @@ def head(scene: Scene) -> dict[str, Any]:
     balance = state.ledger.balance()
     dropped = sum(balance.dropped.values())
     rewards = [row["reward"] for row in state.metrics[-1:] if "reward" in row]
+    why = scene.lost or state.reason
+    reason, details = headline(why), cut(why, LONG)
     return {
-        "name": cut(state.name), "run": cut(state.run), "status": scene.status, "reason": cut(scene.lost or state.reason, LONG),
-        "lost": bool(scene.lost), "recorded": scene.length > 0, "step": state.step, "steps": state.steps,
+        "name": cut(state.name), "run": cut(state.run), "status": scene.status, "reason": reason,
+        "details": details if details != reason else "", "lost": bool(scene.lost), "closed": scene.closed,
+        "recorded": scene.length > 0, "step": state.step, "steps": state.steps,
         "accuracy": round(state.evaluations[-1].accuracy, 4) if state.evaluations else None,
         "accuracy0": round(state.evaluations[0].accuracy, 4) if state.evaluations else None,
         "reward": round(rewards[0], 3) if rewards else None, "newest": state.newest, "wall": state.wall, "mode": state.recovery_mode,
@@ -67,6 +70,8 @@ def _role(scene: Scene, view: RoleView, rate: float, now: float) -> dict[str, An
         "progress_at": round(view.progress_since - t0, 1), "doing": _doing(scene, view, rate), "done": _done(scene, view),
         "last_live": last_live(state, view.role),
     }
+    if view.exited or view.state is RoleState.STOPPED or scene.lost:
+        drawn["dead"] = True
     if (stages := _stages(scene, view, now)) is not None:
         drawn["stages"] = stages
     return drawn

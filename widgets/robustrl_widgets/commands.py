@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from robustrl.core.recovery import MODES, STANDBYS
+from robustrl.core.thresholds import PATHS
 from robustrl.errors import RobustRLError
 
 from .feed import Feed
@@ -101,6 +102,15 @@ class Commander:
             raise Refused("this is a recording: nothing can be done to it any more")
         return self._feed.source.job
 
+    def _open_job(self) -> Any:
+        """The job, to which something is to be done."""
+        job = self._job()
+        with self._feed.lock:
+            closed = self._feed.still()[0].closed
+        if closed:
+            raise Refused(f"{closed}: nothing can be done to it any more")
+        return job
+
     def _role(self, args: dict[str, Any]) -> str:
         role = args.get("role")
         with self._feed.lock:
@@ -127,7 +137,7 @@ class Commander:
         """One fault, from its kind, target, phase, seconds, and how many steps ahead. ``sure``: also the last live rollout."""
         from robustrl.faults import make_fault
 
-        job, role = self._job(), args.get("target")
+        job, role = self._open_job(), args.get("target")
         with self._feed.lock:
             state = self._feed.still()[0].state
             alone, step = last_live(state, str(role)), state.step
@@ -171,16 +181,16 @@ class Commander:
         if name not in PRESETS:
             raise Refused(f"there is no schedule {cut(name, 60)!r}; there are {', '.join(PRESETS)}")
         schedule = make_schedule(PRESETS[str(name)].schedule)
-        self._job()._call("schedule", None, schedule=msgspec.to_builtins(schedule), by=self._by)
+        self._open_job()._call("schedule", None, schedule=msgspec.to_builtins(schedule), by=self._by)
         return {"said": f"scheduled: {name}"}
 
     def _abort(self, args: dict[str, Any]) -> Any:
         number = self._fault(args)
-        self._job()._call("abort_fault", None, fault=number)
+        self._open_job()._call("abort_fault", None, fault=number)
         return {"said": f"fault {number} is called off"}
 
     def _reveal(self, args: dict[str, Any]) -> Any:
-        self._job()._call("reveal_fault", None, fault=self._fault(args), guess=cut(args.get("guess") or ""))
+        self._open_job()._call("reveal_fault", None, fault=self._fault(args), guess=cut(args.get("guess") or ""))
         return {"said": ""}
 
     def _fault(self, args: dict[str, Any]) -> int:
@@ -196,8 +206,15 @@ class Commander:
         path, value = args.get("path"), args.get("value")
         if not isinstance(path, str):
             raise Refused("path: must be the name of a threshold")
-        self._job().thresholds.update({path: value})
-        return {"said": f"{path} = {value}"}
+        job, before = self._open_job(), self._limit(path)
+        job.thresholds.update({path: value})
+        return {"said": f"{path} is {self._limit(path)} now; it was {before}"}
+
+    def _limit(self, path: str) -> str:
+        """A threshold as it is in force; of what is none, nothing: the job says what there is."""
+        with self._feed.lock:
+            scene = self._feed.still()[0]
+            return cut(scene.detector.thresholds.get(path), 40) if path in PATHS else ""
 
     def _set_recovery(self, args: dict[str, Any]) -> Any:
         """``mode``, ``standbys`` or both: all that is given is set, or nothing."""
@@ -206,15 +223,15 @@ class Commander:
         for field, value in args.items():
             if value not in _RECOVERY[field]:
                 raise Refused(f"recovery.{field} = {cut(value, 40)!r}: must be one of {', '.join(_RECOVERY[field])}")
-        self._job()._call("set_recovery", None, **args)
+        self._open_job()._call("set_recovery", None, **args)
         return {"said": "from now on: " + ", ".join(f"{field} {value}" for field, value in args.items())}
 
     def _pause(self, args: dict[str, Any]) -> Any:
-        self._job().pause()
+        self._open_job().pause()
         return {"said": "paused"}
 
     def _resume(self, args: dict[str, Any]) -> Any:
-        self._job().resume()
+        self._open_job().resume()
         return {"said": "goes on"}
 
     def _play(self, args: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ picture when it comes, then what changes. Left out: encryption (put it behind a 
 
 from __future__ import annotations
 
+import asyncio
 import html
 import logging
 import re
@@ -21,6 +22,7 @@ import param
 from bokeh.document import Document
 from tornado.httputil import HTTPHeaders
 from tornado.web import OutputTransform
+from tornado.websocket import WebSocketClosedError
 
 from robustrl.replay.run import Run
 
@@ -232,6 +234,7 @@ def serve(feeds: Callable[[], Feed], access: Access, *, shared: bool, title: str
         {"/": app}, port=port, address=address, show=False, start=False, title=title, verbose=False,
         websocket_origin=_origins(address, port, origins), websocket_max_message_size=MAX_MESSAGE, autoreload=False)
     server._tornado.add_transform(_headers(origins))
+    server.io_loop.asyncio_loop.set_exception_handler(_but_closed_pages)
     server.start()
     if ready:
         server.io_loop.add_callback(ready, port)
@@ -239,6 +242,16 @@ def serve(feeds: Callable[[], Feed], access: Access, *, shared: bool, title: str
         server.io_loop.start()
     finally:
         server.stop()
+
+
+def _but_closed_pages(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A page that is closed while something is on its way to it leaves a future behind that nobody waits for any more: Panel forgets those
+    of a session that has ended. That is no error; all else is said as ever.
+    """
+    if isinstance(context.get("exception"), WebSocketClosedError) and "future" in context:
+        log.debug("a page was closed while a message was on its way to it")
+        return
+    loop.default_exception_handler(context)
 
 
 def _headers(origins: tuple[str, ...]) -> type[OutputTransform]:

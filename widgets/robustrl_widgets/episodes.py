@@ -39,6 +39,8 @@ class Episode:
     meanwhile_steps: int = 0
     judged: float | None = None
     """When the verdict was in the log; None: there was none."""
+    hit_in: str = ""
+    """The phase in which a fault hit the life that failed, by the injector's proof; empty: no fault is known."""
     noted: float = 0.0
     """The onset that it had when it was noticed."""
 
@@ -89,6 +91,8 @@ class Episodes:
         self._recoveries = Recoveries()
         self._open: dict[str, Episode] = {}
         self._verdicts: dict[tuple[str, int], tuple[ev.Verdict, float]] = {}
+        self._hit_in: dict[tuple[str, int], str] = {}
+        """Life -> the phase in which a fault hit it."""
 
     def open_of(self, role: str) -> Episode | None:
         return self._open.get(role)
@@ -110,6 +114,8 @@ class Episodes:
                 self._verdict(event, entry.t)
             case ev.RoleStateChanged(role=role, new=new) if new != "suspect":
                 self.suspected.pop(role, None)
+            case ev.FaultInjected(role=role, incarnation=incarnation, phase=phase):
+                self._hit_in[role, incarnation] = phase
         self._refresh(state)
         match event:
             case ev.TrajectoriesMoved():
@@ -148,6 +154,7 @@ class Episodes:
             if episode.record.onset_by != record.onset_by == INJECTION:  # the word of a fault may come after that of its effect
                 self.dated.append((episode, episode.noted))
             was_open, episode.record = episode.record.outcome == OPEN, record
+            episode.hit_in = self._hit_in.get((record.role, record.incarnation), "") if record.faults else ""
             if found := self._verdicts.pop((record.role, record.incarnation), None):
                 verdict, episode.judged = found
                 episode.evidence, episode.threshold, episode.blind_spot = verdict.evidence, verdict.threshold, verdict.blind_spot

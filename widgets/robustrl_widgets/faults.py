@@ -8,11 +8,11 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from robustrl.core.fault_book import FaultView
+from robustrl.core.fault_book import NEVER_FIRED, FaultView
 from robustrl.core.roles import PHASES
 
 from .presets import offered
-from .words import LONG, cut
+from .words import LONG, cut, in_phases
 
 if TYPE_CHECKING:
     from .scene import Scene
@@ -42,26 +42,32 @@ def picture(scene: Scene, now: float) -> dict[str, Any]:
     state = scene.state
     views = list(state.faults.faults.values())[-_SHOWN:]
     return {
-        "cards": {str(view.fault): card(view, state.t0) for view in views}, "over": scene.over, "catalogue": catalogue(),
+        "cards": {str(view.fault): card(view, state.t0, scene.closed) for view in views}, "over": scene.over, "closed": scene.closed,
+        "catalogue": catalogue(),
         "roles": {role: view.kind.value for role, view in state.roles.items()}, "presets": offered(state.roles),
         "recovery": {"mode": state.recovery_mode, "standbys": state.recovery_standbys} if state.recovery_mode else {},
         "phases": {str(kind): sorted(map(str, phases)) for kind, phases in PHASES.items()},
     }
 
 
-def card(view: FaultView, t0: float) -> dict[str, Any]:
+def card(view: FaultView, t0: float, closed: str) -> dict[str, Any]:
+    """``closed``: why the job goes on no more, in words; then nothing more comes of the fault."""
     if view.masked:
         return {"n": view.fault, "masked": True, "planned": round(view.planned - t0, 2), "by": cut(view.by, 40)}
+    outcome, reason, dead = view.outcome, cut(view.reason, LONG), view.outcome in NEVER_FIRED and not view.hits
+    if closed and not view.settled and not outcome:
+        outcome, dead = ("unfinished", False) if view.hits else ("not_fired", True)
+        reason = closed
 
     def at(t: float | None) -> float | None:
         return None if t is None else round(t - t0, 3)
 
     return {
-        "n": view.fault, "kind": cut(view.kind), "target": cut(view.target), "when": cut(view.when), "benign": view.benign,
+        "n": view.fault, "kind": cut(view.kind), "target": cut(view.target), "when": cut(in_phases(view.when)), "benign": view.benign,
         "by": cut(view.by, 40), "schedule": cut(view.schedule), "planned": at(view.planned), "injected": at(view.injected),
         "detected": at(view.detected.t if view.detected else None), "recovered": at(view.recovered), "confirmed": at(view.confirmed),
-        "rule": cut(view.detected.rule) if view.detected else "", "outcome": cut(view.outcome), "reason": cut(view.reason, LONG),
-        "settled": view.settled, "guess": cut(view.guess),
+        "rule": cut(view.detected.rule) if view.detected else "", "outcome": cut(outcome), "reason": reason,
+        "never": dead, "settled": view.settled, "guess": cut(view.guess),
         "hits": [{"role": hit.role, "life": hit.incarnation, "pid": hit.pid, "phase": hit.phase, "step": hit.step}
                  for hit in view.hits[-_HITS:]],
     }

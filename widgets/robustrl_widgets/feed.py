@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from robustrl.core.accounting import account
+from robustrl.core.accounting import ratios
 
 from .channel import Channel
 from .ghost import Ghost
 from .ghost_files import find
+from .metrics import POINTS
 from .scene import Scene
 from .sources import Source
 
@@ -69,7 +70,7 @@ class Feed:
         self._end: Scene | None = None
         self._complaint = ""
         self._race = ""
-        self._account_at = 0.0
+        self._account_at, self._unaccounted = 0.0, False
 
     def subscribe(self, view: str, sink: Sink) -> Subscription:
         """From now on ``sink`` is called for this view, at once with all there is."""
@@ -115,7 +116,7 @@ class Feed:
                 for entry in entries:
                     self._end.apply(entry)
                 if self._end.state.step:
-                    self._end.curves.take_account(self._end.t, account(entries))
+                    self._end.curves.take_ratios(ratios(entries, POINTS), self._end.state.t0)
             return self._end, self.source.length
 
     def step(self) -> None:
@@ -167,9 +168,11 @@ class Feed:
     def _account(self, news: bool) -> None:
         """The effective training time ratios need the whole log: they are computed as seldom as keeps that below 2% of the time."""
         began = self._clock()
-        if news and began >= self._account_at and self.scene.state.step:
-            self.scene.curves.take_account(self.scene.t, account(self.source.entries()))
+        self._unaccounted = news or self._unaccounted  # until it is its turn: nothing may come after the last word of a run
+        if self._unaccounted and began >= self._account_at and self.scene.state.step:
+            self.scene.curves.take_ratios(ratios(self.source.entries(), POINTS), self.scene.state.t0)
             self._account_at = self._clock() + max(_ACCOUNT_EVERY, 50 * (self._clock() - began))
+            self._unaccounted = False
 
     def _due(self, view: str) -> bool:
         now, period = self._clock(), _SLOWER.get(view, 0.0)

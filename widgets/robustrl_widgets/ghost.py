@@ -26,6 +26,8 @@ from .words import cut, seconds
 
 Bar = tuple[float, float, str, str]
 """(from, to, code of `lanes`, words); seconds."""
+Fault = tuple[float, str, str, int]
+"""(when, kind, role that was hit, optimizer step that ran)."""
 _DECIDES = ("task", "task_options", "reward", "model", "engine", "profile", "seed", "prompts_per_step", "samples_per_prompt", "staleness",
             "rollouts", "trainer_ranks", "agent_workers", "nodes", "max_model_len", "rollout_concurrency", "grpo", "sampling")
 """Settings that two runs must share to be comparable."""
@@ -50,8 +52,7 @@ class Ghost(msgspec.Struct, frozen=True, kw_only=True):
     """(when, last optimizer step that was committed and stayed so)."""
     rewards: list[tuple[float, float]]
     bars: list[Bar]
-    faults: list[tuple[float, str, str, int]]
-    """(when, kind, role that was hit, optimizer step that ran)."""
+    faults: list[Fault]
     restarts: list[float] = []
     """Seconds of each full restart, from onset to back."""
 
@@ -65,7 +66,13 @@ class Ghost(msgspec.Struct, frozen=True, kw_only=True):
 
     def reached(self, step: int) -> float | None:
         """When it had that step for good."""
-        return next((t for t, done in self.commits if done >= step), None)
+        return _reached(self.commits, step)
+
+    @property
+    def met(self) -> list[Fault]:
+        """Those of its faults that hit it in the race: neither before its start, nor when all steps were done."""
+        end = self.reached(self.steps)
+        return [fault for fault in self.faults if fault[0] > 0 and (end is None or fault[0] <= end)]
 
 
 def key_of(config: Mapping[str, Any]) -> str:
@@ -138,7 +145,8 @@ class _Marks:
     def __init__(self) -> None:
         self.commits: list[tuple[float, int]] = []
         self.rewards: list[tuple[float, float]] = []
-        self.faults: list[tuple[float, str, str, int]] = []
+        self.faults: list[Fault] = []
+        """Since the start of the race."""
 
     def apply(self, entry: ev.Entry, state: RunState, clock: Clock) -> None:
         t = clock.at(entry.t)
@@ -148,8 +156,9 @@ class _Marks:
             case ev.StepMetrics(values=values) if "reward" in values and len(self.rewards) < _KEPT:
                 self.rewards.append((t, round(values["reward"], 4)))
             case ev.FaultInjected(fault=fault, role=role) if (view := state.faults.faults.get(fault)) and not view.benign:
-                if not view.hidden and len(self.faults) < _KEPT:
-                    self.faults.append((t, view.kind, role, state.step + 1))
+                done = view.hits[-1].t if view.hits else entry.t  # the word of it may come after the start of the race
+                if not view.hidden and len(self.faults) < _KEPT and clock.began is not None and done >= clock.began:
+                    self.faults.append((clock.at(done), view.kind, role, state.step + 1))
 
     def worked(self) -> list[tuple[float, float, int]]:
         begun = [0.0, *(t for t, _ in self.commits)]
@@ -209,11 +218,11 @@ class Race:
         goal = min(step, ghost.steps, _KEPT)
         if mine and (state.over or (ghost.length < at and step > ghost.step_at(at))) and (theirs := ghost.reached(goal)) is not None:
             took = next(t for t, done in mine if done >= goal)
-            struck, yours = self._struck(ghost, theirs)
+            struck, yours = self._struck(ghost, theirs, took)
             if struck:
                 return f"{goal} steps took you {seconds(took)}, and {seconds(theirs)} a ghost that {struck}; {yours}."
             return f"{goal} steps took you {seconds(took)}, the ghost {seconds(theirs)}."
-        lead, (struck, yours) = step - ghost.step_at(at), self._struck(ghost, at)
+        lead, (struck, yours) = step - ghost.step_at(at), self._struck(ghost, at, self._until(state, ghost, at))
         unit = "step" if abs(lead) == 1 else "steps"
         if struck:
             place = "level with" if not lead else f"{abs(lead)} {unit} {'ahead of' if lead > 0 else 'behind'}"
@@ -222,9 +231,17 @@ class Race:
             return "You are level with the ghost."
         return f"You lead by {lead} {unit}." if lead > 0 else f"The ghost leads by {-lead} {unit}."
 
-    def _struck(self, ghost: Ghost, until: float) -> tuple[str, str]:
-        """What the ghost had until then on its clock, and what this run has had of it; empty where all of that hit this run as well."""
-        mine, theirs = Counter(_met(self._marks.faults)), Counter(_met([fault for fault in ghost.faults if fault[0] <= until]))
+    def _until(self, state: RunState, ghost: Ghost, at: float) -> float:
+        """``at``, or the end of the race for this run: when the last step of both was done."""
+        goal = min(state.steps or ghost.steps, ghost.steps)
+        return min(at, _reached(self._marks.commits, goal) or at)
+
+    def _struck(self, ghost: Ghost, theirs_until: float, mine_until: float) -> tuple[str, str]:
+        """What the ghost had in the race until then on its clock, and what this run has had of it until then on its own; empty where all of
+        that hit this run as well.
+        """
+        mine = Counter(_met([fault for fault in self._marks.faults if fault[0] <= mine_until]))
+        theirs = Counter(_met([fault for fault in ghost.met if fault[0] <= theirs_until]))
         if not theirs - mine:
             return "", ""
         hit, others, count = (mine & theirs).total(), mine.total(), theirs.total()
@@ -246,15 +263,20 @@ class Race:
         return "on this machine" if here else f"on another machine ({machine.get('cores', '?')} cores)"
 
     def _fairness(self, ghost: Ghost) -> str:
-        if not ghost.faults:
+        faults = ghost.met
+        if not faults:
             return "It met no fault."
-        named = ", ".join(f"{kind.replace('_', ' ')} {role} in step {step}" for _, kind, role, step in ghost.faults[:_SHOWN])
-        more = f" and {len(ghost.faults) - _SHOWN} more" if len(ghost.faults) > _SHOWN else ""
-        met = (Counter(_met(self._marks.faults)) & Counter(_met(ghost.faults))).total()
-        yours = "They hit you too." if met == len(ghost.faults) else f"{met} of these {len(ghost.faults)} hit you too so far."
+        named = ", ".join(f"{kind.replace('_', ' ')} {role} in step {step}" for _, kind, role, step in faults[:_SHOWN])
+        more = f" and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+        met = (Counter(_met(self._marks.faults)) & Counter(_met(faults))).total()
+        yours = "They hit you too." if met == len(faults) else f"{met} of these {len(faults)} hit you too so far."
         return f"Its faults: {named}{more}. {yours}"
 
 
-def _met(faults: Sequence[tuple[float, str, str, int]]) -> list[tuple[str, str]]:
+def _reached(commits: Sequence[tuple[float, int]], step: int) -> float | None:
+    return next((t for t, done in commits if done >= step), None)
+
+
+def _met(faults: Sequence[Fault]) -> list[tuple[str, str]]:
     """What makes a fault of one run and one of another the same: kind and role."""
     return [(kind, role) for _, kind, role, _ in faults]

@@ -42,7 +42,7 @@ def static_html(job: Job) -> str:
     feed = feed_of(job)
     with feed.lock:
         scene, now = feed.still()
-        return static.timeline_svg(scene, now) + static.recoveries_html(scene)
+        return static.form("timeline", scene, now) + static.recoveries_html(scene)
 
 
 def live_views(job: Job) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from robustrl.core.roles import QUIET, Phase, RoleState
 from robustrl.core.run_state import RunState
 
 from .episodes import Episode, Episodes
+from .words import PHASES
 
 WORK, IDLE, DETECT, RESTART, RECONNECT, START, OFF = "w", "i", "d", "r", "c", "s", "x"
 CODES = {WORK: "working", IDLE: "waiting (normal)", DETECT: "detect", RESTART: "restart", RECONNECT: "reconnect / pull",
@@ -136,7 +137,7 @@ class Lanes:
                 if fault not in self._hidden:
                     view = state.faults.faults.get(fault)
                     done = view.hits[-1].t - state.t0 if view and view.hits else t
-                    self._mark(done, role, "fault", f"fault {fault} in phase {phase}" if phase else f"fault {fault}")
+                    self._mark(done, role, "fault", f"fault {fault} in phase {PHASES.get(phase, phase)}" if phase else f"fault {fault}")
             case ev.OptimizerStepCommitted(step=step):
                 self.steps.append([t, step])
             case ev.RunEnded():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,11 +12,11 @@ from robustrl.core.roles import Phase, RoleKind
 from robustrl.core.run_state import RunState
 
 if TYPE_CHECKING:
-    from robustrl.core.accounting import Account
+    from robustrl.core.accounting import Ratio
 
     from .scene import Scene
 
-_POINTS = 300
+POINTS = 300
 _EVERY = 1.0
 """Seconds between two points of a curve over time, at first; doubled each time the curve is full."""
 
@@ -47,11 +48,12 @@ class Curves:
         """The most that were left in this step of the trainer."""
         return self._most.get(role, (0, 0))[1]
 
-    def take_account(self, t: float, account: Account) -> None:
-        """Both ratios as they stand at ``t`` seconds: they need the whole log, so whoever has it computes them now and then."""
-        if account.ettr_strict is not None and account.ettr_paper is not None:
-            self.ettr = {"strict": round(account.ettr_strict, 4), "paper": round(account.ettr_paper, 4)}
-            self.ettrs = thin([*self.ettrs, [round(t, 1), *self.ettr.values()]])
+    def take_ratios(self, found: Sequence[Ratio], t0: float) -> None:
+        """Both effective training time ratios over the whole run so far: they need the whole log, so whoever has it computes them now and
+        then, from its beginning on. So who comes late, and who opens a recording, sees the curve that the others see.
+        """
+        self.ettrs = [[round(each.t - t0, 1), round(each.strict, 4), round(each.paper, 4)] for each in found]
+        self.ettr = {"strict": self.ettrs[-1][1], "paper": self.ettrs[-1][2]} if self.ettrs else None
 
     def _point(self, t: float, state: RunState) -> None:
         rates = state.tokens_per_second()
@@ -62,15 +64,15 @@ class Curves:
         for role in {*rates, *self.tokens}:
             curve = self.tokens.setdefault(role, [0.0] * (len(self.times) - 1))
             curve.append(round(rates.get(role, 0.0), 1))
-        if len(self.times) > _POINTS:
+        if len(self.times) > POINTS:
             self._every *= 2
             self.times, self.lag = self.times[::2], self.lag[::2]
             self.tokens = {role: curve[::2] for role, curve in self.tokens.items()}
 
 
 def thin(rows: list[Any]) -> list[Any]:
-    """At most `_POINTS` of them, evenly, the last one always."""
-    step = -(-len(rows) // _POINTS)
+    """At most `POINTS` of them, evenly, the last one always."""
+    step = -(-len(rows) // POINTS)
     return rows if step <= 1 else rows[:-1][::step] + rows[-1:]
 
 
@@ -78,7 +80,7 @@ def picture(scene: Scene, now: float) -> dict[str, Any]:
     from .board import head
 
     state, curves = scene.state, scene.curves
-    phases = sorted({name for row in state.metrics[-_POINTS:] for name in row if name.startswith("seconds_")})
+    phases = sorted({name for row in state.metrics[-POINTS:] for name in row if name.startswith("seconds_")})
     rows = thin(state.metrics)
     return {
         "head": head(scene),

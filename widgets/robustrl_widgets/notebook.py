@@ -71,7 +71,7 @@ class View(Live):
         """The live view, and beside it what a saved notebook still shows where there is no kernel."""
         with self.feed.lock:
             scene, now = self.feed.whole()
-            form = static.FORMS[self.view](scene, now)
+            form = static.form(self.view, scene, now)
         bundle = super()._repr_mimebundle_(**options)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
         return {**data, "text/plain": f"<{type(self).__name__} of {scene.state.name or 'a job'}>", "text/html": form}, metadata

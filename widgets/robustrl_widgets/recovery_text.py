@@ -6,7 +6,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from .episodes import Episode
-from .words import LONG, count, cut, seconds
+from .words import LONG, PHASES, count, cut, seconds
 
 if TYPE_CHECKING:
     from .scene import Scene
@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 SHOWN = 6
 
 
-def seen(episode: Episode) -> str:
-    """What was seen, as a sentence for people."""
+def seen(episode: Episode, proof: bool = True) -> str:
+    """What was seen, as a sentence for people. The phase is that of the fault's card, by the ``proof`` of the injector, where there
+    is one: the last sample may be of the phase before.
+    """
     record, evidence = episode.record, episode.evidence
     role, limit = record.role, seconds(episode.threshold)
-    phase = f" in phase {evidence['phase']}" if evidence.get("phase") else ""
+    name = str((episode.hit_in if proof else "") or evidence.get("phase") or "")
+    phase = f" in phase {PHASES.get(name, cut(name, 40))}" if name else ""
     stopped = " Its process was stopped (state T)." if evidence.get("process") in ("T", "t") else ""
     match record.rule:
         case "exited":

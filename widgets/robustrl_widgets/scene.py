@@ -116,7 +116,10 @@ class Scene:
             case ev.Resumed():
                 self._say(t, "", "plain", "Resumed.")
             case ev.FaultInjected(role=role, fault=fault) if (view := self.state.faults.faults.get(fault)) and not view.masked:
-                self._say(t, role, "bad", f"Fault {fault} hits {role}: {view.kind}.")
+                done = view.hits[-1].t if view.hits else entry.t  # the word of it may come after that of its effect
+                words = f"Fault {fault} hits {role}: {view.kind.replace('_', ' ')}."
+                for lines in (self.story, self._history_of(role)):
+                    _add_cause(lines, [round(done - self.state.t0, 2), role, "bad", words])
             case ev.FaultRevealed(fault=fault) if (view := self.state.faults.faults.get(fault)):
                 self._say(t, "", "plain", f"Fault {fault} is revealed: {view.kind}, {view.target}.")
             case ev.ErrorRaised(role=role, error=error, text=text):
@@ -124,15 +127,18 @@ class Scene:
 
     def _reword(self, episode: Episode) -> None:
         """Since when it was so has become known after it was told."""
-        seen = recovery_text.seen(episode)
+        seen, told = recovery_text.seen(episode), recovery_text.seen(episode, proof=False)
         for lines in (self.story, self.history.get(episode.record.role, ())):
             for line in lines:
-                if line[1] == episode.record.role and line[3].startswith(f"{seen} Noticed"):
+                if line[1] == episode.record.role and line[3].startswith((f"{seen} Noticed", f"{told} Noticed")):
                     line[3] = cut(f"{seen} {episode.noticed}", LONG if lines is not self.story else SHORT)
 
     def _note(self, t: float, role: str, tone: str, words: str) -> None:
         if role:
-            self._add(self.history.setdefault(role, deque(maxlen=_HISTORY)), [t, role, tone, cut(words, LONG)])
+            self._add(self._history_of(role), [t, role, tone, cut(words, LONG)])
+
+    def _history_of(self, role: str) -> deque[Line]:
+        return self.history.setdefault(role, deque(maxlen=_HISTORY))
 
     def _say(self, t: float, role: str, tone: str, words: str) -> None:
         self._note(t, role, tone, words)
@@ -161,9 +167,20 @@ class Scene:
     def over(self) -> bool:
         return bool(self.lost) or self.state.over
 
+    @property
+    def closed(self) -> str:
+        """Why nothing can be done to the job any more, in words; empty while something can."""
+        return "the job is gone" if self.lost else f"the job is {self.state.status}" if self.state.over else ""
+
+    @property
+    def gone(self) -> float | None:
+        """Unix time up to which something is known of a job that is gone; None of any other."""
+        return round(self.state.wall + self.t, 1) if self.lost else None
+
     def picture(self, view: str, now: float) -> Picture:
-        """Of one of `VIEWS`, at ``now`` seconds after the first entry."""
-        return VIEWS[view](self, now)
+        """Of one of `VIEWS`, at ``now`` seconds after the first entry. Of a job that is gone each of them says so (``gone``)."""
+        drawn = VIEWS[view](self, now)
+        return drawn if self.gone is None else {**drawn, "gone": self.gone}
 
     def shown_pulls(self, now: float) -> dict[str, Picture]:
         """None of a run that is over: its time stands still, so its last ones would be shown for ever."""
@@ -185,6 +202,14 @@ class Scene:
         return {"role": role, "node": view.node, "pid": view.pid, "incarnation": view.incarnation, "state": str(view.state),
                 "reason": cut(view.reason, LONG), "faults": faults.fitting(view.kind.value), "history": list(self.history.get(role, ())),
                 "episodes": [recovery_text.picture(each, self) for each in self.episodes.all if role in each.record.roles][-5:]}
+
+
+def _add_cause(lines: deque[Line], line: Line) -> None:
+    """By its own time, and before what it led to in that moment."""
+    later: list[Line] = []
+    while lines and (lines[-1][0] > line[0] or lines[-1][:2] == line[:2]):
+        later.append(lines.pop())
+    lines.extend([line, *reversed(later)])
 
 
 def _pull(pull: PullView, t0: float, over: float, rate: float) -> Picture:

@@ -6,6 +6,7 @@ Everything that comes from a run is escaped. Colours and words are those of the 
 from __future__ import annotations
 
 import html
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from robustrl.core.fault_book import STAGES
 
 from . import lanes, recovery_text
 from .scene import Scene
-from .words import cut, seconds
+from .words import LONG, PHASES, cut, headline, seconds
 
 FILL = {lanes.WORK: "#b7d8cd", lanes.IDLE: "#ffffff", lanes.DETECT: "#e69f00", lanes.RESTART: "#cc79a7", lanes.RECONNECT: "#0072b2",
         lanes.START: "#eef2f5"}
@@ -65,7 +66,7 @@ def _bar(bar: list[float | str], y: int, scale: float, now: float) -> str:
     stop = now if end < 0 else end
     width = max(_LEAST_BAR, (stop - start) * scale)
     edge = ' stroke="#d9dee4"' if code in (lanes.IDLE, lanes.START) else ""
-    title = f"{lanes.CODES.get(code, code)}{', ' + phase if phase else ''}, {seconds(max(0.0, stop - start))}"
+    title = f"{lanes.CODES.get(code, code)}{', ' + PHASES.get(phase, phase) if phase else ''}, {seconds(max(0.0, stop - start))}"
     return (f'<rect x="{_LEFT + start * scale:.1f}" y="{y}" width="{width:.1f}" height="{_LANE - 5}" fill="{FILL.get(code, "#ddd")}"{edge}>'
             f"<title>{text(title)}</title></rect>")
 
@@ -97,7 +98,10 @@ def recoveries_html(scene: Scene) -> str:
 def board_html(scene: Scene, now: float) -> str:
     from robustrl.display import html_job
 
-    return html_job(scene.state, scene.status, cut(scene.lost or scene.state.reason, 400), cut(scene.state.run)) + recoveries_html(scene)
+    why = scene.lost or scene.state.reason
+    reason, more = headline(why), cut(why, LONG)
+    details = f"<details><summary>details</summary><pre>{html.escape(more)}</pre></details>" if more != reason else ""
+    return html_job(scene.state, scene.status, reason, cut(scene.state.run)) + details + recoveries_html(scene)
 
 
 def faults_html(scene: Scene, now: float) -> str:
@@ -108,7 +112,7 @@ def faults_html(scene: Scene, now: float) -> str:
             continue
         reached = [f"{stage} at {card[stage]:.1f} s" for stage in STAGES if card[stage] is not None]
         rows.append([card["n"], f"{card['kind']}{' (benign)' if card['benign'] else ''}", card["target"], ", ".join(reached),
-                     card["rule"] or card["outcome"]])
+                     card["rule"] or card["outcome"].replace("_", " ")])
     return table(("fault", "kind", "target", "stages", "rule or end"), rows, "No fault was ordered so far.")
 
 
@@ -137,9 +141,9 @@ def metrics_html(scene: Scene, now: float) -> str:
 
 
 def trajectories_html(scene: Scene, now: float) -> str:
-    rows = [[row["id"], row["prompt"], row["text"], row["reward"], ", ".join(f"v{v}: {n}" for v, n in row["versions"]), row["at"]]
+    rows = [[row["id"], row["prompt"], row["text"], row["reward"], ", ".join(f"{n} by v{v}" for v, n in row["versions"]), row["at"]]
             for row in list(scene.picture("trajectories", now)["rows"].values())[-12:]]
-    return table(("#", "prompt", "answer", "reward", "tokens by version", "rollout"), rows, "No answer yet.")
+    return table(("#", "prompt", "answer", "reward", "tokens, by weight version", "rollout"), rows, "No answer yet.")
 
 
 def table(names: Sequence[str], rows: list[list[Any]], without_rows: str) -> str:
@@ -158,6 +162,14 @@ FORMS: dict[str, Callable[[Scene, float], str]] = {
     "player": lambda scene, now: f"<div>A recording of {seconds(scene.length)}.</div>",
 }
 """View -> its form, as it stands at ``now``."""
+
+
+def form(view: str, scene: Scene, now: float) -> str:
+    """The form of a view; of a job that is gone it says so, as the live views do."""
+    if scene.gone is None:
+        return FORMS[view](scene, now)
+    since = time.strftime("%H:%M:%S", time.localtime(scene.gone))
+    return f"<div><b>The job is gone since {since}: what you see is its last state.</b></div>{FORMS[view](scene, now)}"
 
 
 def text(value: object) -> str:

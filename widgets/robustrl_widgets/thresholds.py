@@ -45,4 +45,4 @@ def picture(scene: Scene, now: float) -> dict[str, Any]:
             level = nearest[path]
             row |= {"role": level.role, "value": round(level.value, 2), "limit": round(level.limit, 3)}
         rows[path] = row
-    return {"rows": rows, "over": scene.over}
+    return {"rows": rows, "over": scene.over, "closed": scene.closed}

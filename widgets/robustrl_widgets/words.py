@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from functools import lru_cache
 
-from robustrl.core.roles import RoleKind, RoleState
+from robustrl.core.roles import Phase, RoleKind, RoleState
 from robustrl.core.run_state import RunState
 
 _UP = (RoleState.HEALTHY, RoleState.SUSPECT)
@@ -22,14 +24,48 @@ GLOSSARY = {
     "standby": "a warm process that takes over a role that failed",
     "node_agent": "watches the processes of its node from outside",
 }
+PHASES = {phase.value: phase.value.replace("_", " ") for phase in Phase} | {
+    "waiting_batch": "waiting for a batch",
+    "waiting_request": "waiting for requests",
+    "waiting_tool": "waiting for a tool",
+}
+"""What each phase is called, in all views: the pages have this table too (assets.py)."""
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+"""With which a terminal is told to colour, to move, or what to call itself."""
+_PLUMBING = re.compile(r"ray::|Traceback \(most recent call last\)")
+"""Where the text of an error goes on with who passed it on."""
+_ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Failed|Gone|Died|Timeout)\b")
 
 
 def cut(text: object, limit: int = SHORT) -> str:
-    """At most ``limit`` characters, without control characters that could disturb a page or a terminal."""
-    plain = str(text)[: limit + 1]
+    """At most ``limit`` characters, without what could disturb a page or a terminal. Blanks at the end are nothing that was left out."""
+    whole = str(text).rstrip()
+    plain = _ESCAPES.sub("", whole[: 4 * limit])
     if not plain.isprintable():
+        plain = plain.replace("\r\n", "\n").replace("\t", "    ")
         plain = "".join(sign if sign.isprintable() or sign == "\n" or unicodedata.category(sign) == "Zs" else "\ufffd" for sign in plain)
-    return plain if len(plain) <= limit else plain[: limit - 1] + "\u2026"
+    plain = plain.rstrip()
+    return plain if len(plain) <= limit and len(whole) <= 4 * limit else plain[: limit - 1] + "\u2026"
+
+
+@lru_cache(maxsize=64)
+def headline(text: str, limit: int = SHORT) -> str:
+    """The cause that a text begins with, as one plain line: what follows it (logs, tracebacks) is for who wants to know more."""
+    lines = [line for line in (line.strip(" |") for line in cut(text, 10 * LONG).splitlines()) if line]
+    if not lines:
+        return ""
+    said, passed_on = lines[0], _PLUMBING.search(lines[0])
+    if passed_on is not None:
+        cause = next((line for line in lines if _ERROR.match(line)), "")
+        said = ": ".join(part for part in (said[: passed_on.start()].strip(" :,("), cause) if part) or said
+    return cut(said.rstrip(" :"), limit)
+
+
+def in_phases(text: str) -> str:
+    """A text in which phases have their names in the log, in words."""
+    for name, words in PHASES.items():
+        text = re.sub(rf"\b{name}\b", words, text) if name != words else text
+    return text
 
 
 def seconds(value: float) -> str:

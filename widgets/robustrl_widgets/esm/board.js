@@ -11,13 +11,17 @@ const tone = (role) => {
   if (role.stages && role.stages.on) return role.state === "suspect" ? "sus" : role.stages.on === "restart" ? (role.state === "failed" ? "bad" : "res") : "stale again";
   return { starting: "start", restarting: "res", stale: role.life > 1 ? "stale again" : "start", suspect: "sus", failed: "bad", stopped: "off", retired: "off" }[role.state] ?? "";
 };
-const phase_word = (role) => (role.state === "healthy" || role.state === "suspect" || role.state === "stale") && role.phase ? ` \u00b7 ${role.phase.replaceAll("_", " ")}` : "";
+const phase_word = (role) => (role.state === "healthy" || role.state === "suspect" || role.state === "stale") && role.phase ? ` \u00b7 ${phase_name(role.phase)}` : "";
+
+const over = (job) => ["done", "stopped", "failed"].includes(job.status);
+const sentence = (text) => text && !/[.!?\u2026]$/.test(text) ? `${text}.` : text ?? "";
 
 function render({ model, el }) {
   let shown = null, selected = null, tab = "history", detail = null, layout = "", followed = "", page = null;
   const cards = new Map();
   const head = h("div", { class: "head" });
   const say = h("p", { class: "say", role: "status", "aria-live": "polite" });
+  const words = h("pre", { tabindex: "0" }), more = h("details", { class: "more", style: { display: "none" } }, h("summary", {}, "details"), words);
   const nodes = h("div", { class: "nodes" });
   const pulls = svg("svg", { class: "pulls", "aria-hidden": "true" });
   const story = h("ul", { class: "story" });
@@ -32,7 +36,7 @@ function render({ model, el }) {
     draw_story(picture);
     draw_pulls();
   }, () => { draw_pulls(); tick(); });
-  view.root.append(head, say, h("h2", {}, "Roles by node"), nodes, below);
+  view.root.append(head, say, more, h("h2", {}, "Roles by node"), nodes, below);
 
   const kpi = (label, value, extra) => h("div", { class: "kpi" }, h("small", {}, label), h("b", {}, value), extra);
   let fresh = h("span", {});
@@ -57,10 +61,10 @@ function render({ model, el }) {
     const well = count - ill.length;
     let text;
     if (view.silent()) text = [h("b", {}, "How it was when it was last heard of: "), `${job.status}, optimizer step ${job.step}, ${well} of ${count} roles well.`];
-    else if (job.lost) text = [h("b", {}, "The job is gone: "), `this is the last picture, of optimizer step ${job.step}: ${job.reason}`];
-    else if (["done", "stopped", "failed"].includes(job.status)) {
+    else if (job.lost) text = [h("b", {}, `The job broke off after optimizer step ${job.step}`), `: ${sentence(job.reason)}`];
+    else if (over(job)) {
       const healed = job.recoveries ? ` ${job.recoveries} ${job.recoveries === 1 ? "failure" : "failures"} on the way.` : "";
-      text = [h("b", {}, `The job is ${job.status}`), ` at optimizer step ${job.step}.${healed} ${job.status === "failed" ? job.reason : ""}`];
+      text = [h("b", {}, `The job is ${job.status}`), ` at optimizer step ${job.step}.${healed} ${job.status === "failed" ? sentence(job.reason) : ""}`];
     } else if (!count) text = [h("b", {}, "Starting: "), "the first roles are on their way."];
     else if (ill.length) {
       const parts = ill.slice(0, 3).flatMap((name, index) => {
@@ -73,6 +77,8 @@ function render({ model, el }) {
     else text = [h("b", {}, `All ${count} roles are well.`), ["STUDENT", "INSTRUCTOR"].includes(model.get("right")) ? " Click one to see what it did, or to make it fail." : " Click one to see what it did."];
     say.className = `say ${view.silent() ? "" : ["done", "stopped"].includes(job.status) ? "ended" : ill.length || job.status === "failed" ? "ill" : ""}`;
     say.replaceChildren(...text);
+    more.style.display = job.details && over(job) ? "" : "none";
+    set_text(words, job.details ?? "");
     nodes.classList.toggle("last", Boolean(job.lost));
     for (const warning of job.warnings ?? []) say.append(h("div", { class: "mut" }, `\u26a0 ${warning}`));
   };
@@ -90,6 +96,7 @@ function render({ model, el }) {
     }
     for (const [name, role] of roles) cards.get(name)?.update(role);
     const mine = selected && picture.roles[selected], told = mine ? `${mine.state} ${mine.life}` : "";
+    if (mine) draw_role(mine);
     if (told !== followed) {
       followed = told;
       if (detail && tab === "history") refresh_history();
@@ -181,10 +188,9 @@ function render({ model, el }) {
     for (const card of cards.values()) card.tick();
     const quiet = view.heard(), job = shown?.head;
     if (!job) return;
-    const over = ["done", "stopped", "failed"].includes(job.status);
     fresh.className = `fresh ${view.silent() ? "old" : ""}`;
-    const how = view.speed() === 0 ? `, ${over ? "at its end" : "stopped"}` : view.speed() !== 1 ? ` \u00d7${view.speed()}` : "";
-    set_text(fresh, job.recorded ? `recording${how}` : over ? "ended" : view.speed() === 0 ? "standing still" : quiet > 2.5 ? `no news for ${span(quiet)}` : "live");
+    const how = view.speed() === 0 ? `, ${over(job) ? "at its end" : "stopped"}` : view.speed() !== 1 ? ` \u00d7${view.speed()}` : "";
+    set_text(fresh, job.recorded ? `recording${how}` : over(job) ? "ended" : view.speed() === 0 ? "standing still" : quiet > 2.5 ? `no news for ${span(quiet)}` : "live");
   };
 
   const draw_story = (picture) => {
@@ -213,7 +219,7 @@ function render({ model, el }) {
       drawn.push(group);
     }
     pulls.replaceChildren(...drawn);
-    if (["done", "stopped", "failed"].includes(shown.head.status)) for (const card of cards.values()) card.pulled(null);
+    if (over(shown.head)) for (const card of cards.values()) card.pulled(null);
   };
 
   const select = (name) => {
@@ -223,6 +229,15 @@ function render({ model, el }) {
     below.classList.toggle("two", selected !== null);
     if (selected === null) { drawer.replaceChildren(); return; }
     open_detail();
+  };
+  // What of the drawer changes with the picture: whether its process lives, and whether anything can be done to it.
+  const about = h("p", { class: "mut" }), why = h("p", { class: "mut" });
+  let acting = null;
+  const draw_role = (role) => {
+    set_text(about, `${role?.what ?? ""} (process ${role?.pid ?? "?"}${role?.dead ? ", which has ended" : ""})`);
+    const closed = acting ? shown.head.closed : "";
+    for (const each of acting?.childNodes ?? []) each.disabled = Boolean(closed) || each.busy === true;
+    set_text(why, closed ? `${closed[0].toUpperCase()}${closed.slice(1)}: no fault can be injected any more.` : "");
   };
   const refresh_history = async () => {
     const name = selected, answer = await view.ask("inspect", { role: name });
@@ -238,8 +253,8 @@ function render({ model, el }) {
     const tabs = ["history", "logs", "stack"].map((key) => h("button", { role: "tab", "aria-selected": String(tab === key), onclick: () => { tab = key; open_detail(); } }, key));
     drawer.replaceChildren(h("div", { class: "detail" },
       h("div", { class: "bar", role: "tablist" }, h("h3", {}, name), tabs, h("button", { "aria-label": "close", onclick: () => select(name) }, "\u00d7")),
-      h("p", { class: "mut" }, `${shown.roles[name]?.what ?? ""} (process ${shown.roles[name]?.pid ?? "?"})`),
-      acts(name, said), said, body));
+      about, acting = acts(name, said), why, said, body));
+    draw_role(shown.roles[name]);
     if (answer.error) { said.className = "answer wrong"; set_text(said, answer.error); return; }
     if (tab === "history") body.replaceChildren(history(detail));
     else {
@@ -258,9 +273,10 @@ function render({ model, el }) {
     const act = (label, kind) => {
       const button = h("button", { class: "danger", onclick: async () => {
         const sure = button.classList.contains("sure");
-        button.disabled = true;
+        button.disabled = button.busy = true;
         const answer = await view.ask("inject", { kind: kind(), target: name, seconds: TIMED.has(kind()) ? 10 : null, ...(sure ? { sure: true } : {}) });
-        button.disabled = false;
+        button.busy = false;
+        draw_role(shown.roles[name]);
         button.classList.toggle("sure", Boolean(answer.confirm));
         set_text(button, answer.confirm ? `${label}: really?` : label);
         said.className = `answer ${answer.error ? "wrong" : ""}`;

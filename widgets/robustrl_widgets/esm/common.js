@@ -33,6 +33,8 @@ const merge = (old, patch) => {
 // Nulls say "nothing", as a missing key does.
 const without_nulls = (value) => value && typeof value === "object" && !Array.isArray(value)
   ? Object.fromEntries(Object.entries(value).filter(([, inner]) => inner !== null).map(([key, inner]) => [key, without_nulls(inner)])) : value;
+// What a phase is called: one table for all views (words.py).
+const phase_name = (phase) => PHASES[phase] ?? String(phase).replaceAll("_", " ");
 const parse = (text) => { try { return JSON.parse(text || "{}"); } catch { return {}; } };
 
 const span = (seconds) => {
@@ -61,11 +63,11 @@ const is_silent = (heard, speed) => speed > 0 && heard > SILENT;
 const open_view = (model, el, name, draw, tick, at_once = false) => {
   const root = h("div", { class: `rrl rrl-${name}` });
   const quiet = h("span", { "aria-hidden": "true" });  // else a reader of screens would be told each second
-  const gone = h("p", { class: "gone", role: "alert", style: { display: "none" } }, "No news", quiet, ": the kernel or the job is gone, this is the last picture.");
+  const gone = h("p", { class: "gone", role: "alert", style: { display: "none" } });
   root.append(gone);
   el.append(h("style", {}, CSS), root);
   // `came`: when the page was told something, also while nobody sees it and nothing is painted; `at`: the same of what is shown.
-  let keyframe = null, key = 0, picture = null, delta = {}, came = performance.now(), at = came, waiting = false, closed = false, silent = false;
+  let keyframe = null, key = 0, picture = null, delta = {}, came = performance.now(), at = came, waiting = false, closed = false, silent = false, told = "";
   const take = () => {
     const text = model.get("full");
     if (text !== keyframe) { keyframe = text; const full = parse(text); key = full.key; picture = without_nulls(full.picture ?? {}); }
@@ -81,14 +83,24 @@ const open_view = (model, el, name, draw, tick, at_once = false) => {
     if (now === silent) return;
     silent = now;
     root.classList.toggle("silent", silent);
-    gone.style.display = silent ? "" : "none";
+    alarm(merge(picture ?? {}, delta.patch ?? {}).gone);
     soon();
+  };
+  // A host that died sends no silence: whoever follows its job knows, says so in the picture (`gone`), and stops the clock.
+  const alarm = (since) => {
+    const what = typeof since === "number" ? `The job is gone since ${new Date(1000 * since).toTimeString().slice(0, 8)}: what you see is its last state.` : silent ? "silent" : "";
+    if (what === told) return;
+    told = what;
+    gone.replaceChildren(...(what === "silent" ? ["No news", quiet, ": the kernel or the job is gone, this is the last picture."] : [what]));
+    gone.style.display = what ? "" : "none";
   };
   const paint = () => {
     waiting = false;
     if (closed || !take()) return;
     watch();
-    try { draw(merge(picture, delta.patch ?? {})); tick?.(); } catch (error) { console.error(`robustrl ${name}:`, error); }
+    const now = merge(picture, delta.patch ?? {});
+    alarm(now.gone);
+    try { draw(now); tick?.(); } catch (error) { console.error(`robustrl ${name}:`, error); }
   };
   const soon = () => { if (!waiting && !closed) { waiting = true; requestAnimationFrame(paint); } };
   const arrived = () => { came = performance.now(); if (at_once && !document.hidden && picture) paint(); else soon(); };

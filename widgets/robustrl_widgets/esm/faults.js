@@ -1,4 +1,5 @@
 // FaultPanel: order a fault, see each as a card that runs through its five stages, abort it, reveal a hidden one.
+const OUTCOMES = { not_fired: "never fired", refused: "refused", vanished: "its target vanished", aborted: "called off", over: "over", unfinished: "not over when the job ended" };
 const MARKS = ["planned", "injected", "detected", "recovered", "confirmed"];
 
 function render({ model, el }) {
@@ -10,7 +11,7 @@ function render({ model, el }) {
   const order = h("button", { class: "danger", onclick: () => inject() }, "Inject");
   const presets = pick("or a schedule, or an incident"), preset = presets.lastChild;
   const plan = h("button", { onclick: () => schedule() }, "Start");
-  const about = h("p", { class: "mut" });
+  const about = h("p", { class: "mut" }), why = h("p", { class: "mut" });
   preset.onchange = () => set_text(about, shown.presets?.[preset.value] ?? "");
   // What acts on the job waits for a button: a select changes with each arrow key on the way to what is meant.
   const choose = (label, field, words) => {
@@ -24,8 +25,9 @@ function render({ model, el }) {
   const recovery = h("div", { class: "form" }, mode, standbys, apply);
   const form = h("div", { class: "form" }, kind, target, when, lasting, h("label", { title: "the card tells nothing until you reveal it: find it yourself" }, "hidden", hidden), order);
   const plans = h("div", { class: "form" }, presets, plan);
+  const controls = [...Object.values(values), length, hidden, order, preset, plan, ...settings.map(([, select]) => select), apply];
   const view = open_view(model, el, "faults", (picture) => { shown = picture; draw(); });
-  view.root.append(h("h2", {}, "Faults"), form, plans, about, recovery, said, cards);
+  view.root.append(h("h2", {}, "Faults"), form, plans, about, recovery, why, said, cards);
 
   const option = (value, text, title) => h("option", { value, title }, text ?? value);
   const ordered = (select, options) => { const before = select.value; select.replaceChildren(...options); if ([...select.options].some((one) => one.value === before)) select.value = before; };
@@ -44,7 +46,7 @@ function render({ model, el }) {
       const fits = roles.filter((role) => about.kinds.includes(shown.roles[role]));
       ordered(values.target, fits.map((role) => option(role)));
       const phases = [...new Set(fits.flatMap((role) => shown.phases?.[shown.roles[role]] ?? []))];
-      ordered(values.when, [option("now"), ...phases.map((phase) => option(`phase ${phase}`, `in phase ${phase.replaceAll("_", " ")}`)), ...[1, 2, 5].map((ahead) => option(`ahead ${ahead}`, `${ahead} step${ahead > 1 ? "s" : ""} from now`))]);
+      ordered(values.when, [option("now"), ...phases.map((phase) => option(`phase ${phase}`, `in phase ${phase_name(phase)}`)), ...[1, 2, 5].map((ahead) => option(`ahead ${ahead}`, `${ahead} step${ahead > 1 ? "s" : ""} from now`))]);
       values.kind.title = about.words ?? "";
       lasting.style.display = about.timed ? "" : "none";
     };
@@ -59,9 +61,10 @@ function render({ model, el }) {
   };
   const ask = async (button, verb, args, label) => {
     const sure = button.classList.contains("sure");
-    button.disabled = true;
+    button.disabled = button.busy = true;
     const answer = await view.ask(verb, { ...args, ...(sure ? { sure: true } : {}) });
-    button.disabled = false;
+    button.busy = false;
+    button.disabled = Boolean(shown.closed);
     button.classList.toggle("sure", Boolean(answer.confirm));
     set_text(button, answer.confirm ? `${label}: really?` : label);
     tell(answer);
@@ -85,8 +88,11 @@ function render({ model, el }) {
   };
 
   const draw = () => {
-    const right = model.get("right"), may = right !== "READ" && !shown.over;
+    const right = model.get("right"), may = right !== "READ", closed = shown.closed ?? "";
     form.style.display = may ? "" : "none";
+    for (const each of controls) each.disabled = Boolean(closed) || each.busy === true;
+    why.style.display = may && closed ? "" : "none";
+    set_text(why, closed ? `${closed[0].toUpperCase()}${closed.slice(1)}: no fault can be injected and no setting changed any more.` : "");
     plans.style.display = about.style.display = recovery.style.display = may && right === "INSTRUCTOR" ? "" : "none";
     fill();
     for (const [field, select] of settings) {
@@ -104,18 +110,26 @@ function render({ model, el }) {
     const title = fault.masked ? "hidden fault: which role is it, and what is wrong with it?" : `${fault.kind.replaceAll("_", " ")} ${fault.target}${fault.when && fault.when !== "now" ? `, ${fault.when}` : ""}`;
     const after = (name) => typeof fault[name] === "number" && typeof fault.injected === "number" ? `+${span(fault[name] - fault.injected)}` : typeof fault[name] === "number" ? "\u2713" : "";
     const hit = (fault.hits ?? [])[0];
-    const words = { planned: span(fault.planned), injected: hit ? `${hit.role}${hit.phase ? `, ${hit.phase.replaceAll("_", " ")}` : ""}` : after("injected"), detected: after("detected"), recovered: after("recovered"), confirmed: after("confirmed") };
+    const words = { planned: span(fault.planned), injected: hit ? `${hit.role}${hit.phase ? `, ${phase_name(hit.phase)}` : ""}` : after("injected"), detected: after("detected"), recovered: after("recovered"), confirmed: after("confirmed") };
     const reached = fault.masked ? 0 : Math.max(...MARKS.map((name, index) => typeof fault[name] === "number" ? index : 0));
     const over = Boolean(fault.outcome) || fault.settled || shown.over;
-    const steps = MARKS.map((name, index) => h("div", { class: index <= reached ? "on" : index === reached + 1 && !over && !fault.masked ? "now" : "" }, name, h("b", {}, fault.masked && index ? "?" : words[name] || "\u00a0")));
+    // A fault that is only planned waits: nothing was injected yet. Of one that never fired not even the plan stands.
+    const lit = (index) => {
+      if (fault.never) return "";
+      if (!reached && !over && !fault.masked) return index ? "" : "now";
+      return index <= reached ? "on" : index === reached + 1 && !over && !fault.masked ? "now" : "";
+    };
+    const steps = MARKS.map((name, index) => h("div", { class: lit(index) }, name, h("b", {}, fault.masked && index ? "?" : words[name] || "\u00a0")));
     const foot = h("div", { class: "acts" });
-    if (fault.outcome && !fault.masked) foot.append(h("span", { class: "mut" }, `${fault.outcome.replaceAll("_", " ")}${fault.reason ? `: ${fault.reason}` : ""}`));
+    if (fault.outcome && !fault.masked) foot.append(h("span", { class: "mut" }, `${OUTCOMES[fault.outcome] ?? fault.outcome}${fault.reason ? `: ${fault.reason}` : ""}`));
+    else if (!reached && !over && !fault.masked) foot.append(h("span", { class: "mut" }, "waits for its moment"));
+    if (fault.masked && shown.closed) foot.append(h("span", { class: "mut" }, `it stays hidden: ${shown.closed}`));
     if (fault.rule && !fault.masked) foot.append(h("span", { class: "mut" }, `rule ${fault.rule}`));
     if (fault.by) foot.append(h("span", { class: "mut" }, `by ${fault.by}`));
     const act = (label, verb) => { const button = h("button", { onclick: () => ask(button, verb, { fault: fault.n }, label) }, label); return button; };
     if (fault.masked && !shown.over && model.get("right") === "INSTRUCTOR") foot.append(act("Reveal", "reveal"));
     if (!over && !fault.masked && model.get("right") !== "READ") foot.append(act("Abort", "abort"));
-    return h("div", { class: `fault ${over ? "" : "now"}` }, h("h3", {}, title, h("span", {}, `${fault.benign ? "benign \u00b7 " : ""}#${fault.n}`)), h("div", { class: "steps" }, steps), foot.childNodes.length ? foot : null);
+    return h("div", { class: `fault ${fault.never ? "never" : over ? "" : "now"}` }, h("h3", {}, title, h("span", {}, `${fault.benign ? "benign \u00b7 " : ""}#${fault.n}`)), h("div", { class: "steps" }, steps), foot.childNodes.length ? foot : null);
   };
   return () => view.close();
 }

@@ -6,7 +6,7 @@ function render({ model, el }) {
   const split = (rows) => [(rows ?? []).map((row) => row[0]), (rows ?? []).map((row) => row[1])];
   const view = open_view(model, el, "metrics", (picture) => {
     const steps = picture.steps ?? [], times = picture.times ?? [], outages = picture.outages ?? [];
-    const phases = Object.entries(picture.phases ?? {}).map(([name, values]) => [name.replaceAll("_", " "), steps, values]);
+    const phases = Object.entries(picture.phases ?? {}).map(([name, values]) => [phase_name(name), steps, values]);
     const race = picture.race?.words ? picture.race : null;
     race_words.style.display = race ? "" : "none";
     if (race) race_words.replaceChildren(h("b", {}, race.words), " ", h("span", { class: "mut" }, race.label));

@@ -44,6 +44,7 @@ async function render({ model, el }) {
       axis_label_text_font_style: "normal", axis_label_text_font_size: "11px", major_label_text_font_size: "12px" });
     for (const grid of plot.center.filter((model) => model.type === "Grid")) grid.setv({ grid_line_color: grid.dimension === 0 ? get("line") : null });
     sources.now.line_color = get("mut");
+    if (sources.bars.data.role?.length) update();  // of a run that is over no picture comes that would paint its bars
   };
   const update = () => {
     if (!sources || !shown) return;
@@ -61,7 +62,7 @@ async function render({ model, el }) {
       const right = end < 0 ? Math.max(now, start) : end;
       data.role.push(lane); data.left.push(start); data.right.push(right); data.fill.push(get[code] ?? edge);
       data.edge.push(code === "i" || code === "s" || lane === GHOST ? edge : get[code] ?? edge); data.alpha.push(lane === GHOST ? 0.45 : 1);
-      data.what.push(WORDS[code] ?? code); data.phase.push((phase || "-").replaceAll("_", " ")); data.took.push(span(right - start));
+      data.what.push(WORDS[code] ?? code); data.phase.push(phase ? phase_name(phase) : "-"); data.took.push(span(right - start));
     }
     sources.bars.data = data;
     const marks = Object.values(shown.marks ?? {});

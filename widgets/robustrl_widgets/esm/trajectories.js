@@ -6,14 +6,15 @@ function render({ model, el }) {
   const count = h("span", { class: "mut" });
   const view = open_view(model, el, "trajectories", (picture) => { shown = picture; draw(); });
   view.root.append(h("h2", {}, "Answers"), h("div", { class: "legend" }, only, count),
-    h("table", {}, h("thead", {}, h("tr", {}, ["#", "prompt", "answer", "reward", "tokens by version", "rollout"].map((name) => h("th", {}, name)))), body));
+    h("p", { class: "mut" }, "\u201c21 by v8\u201d: 21 of its tokens were generated with version 8 of the weights. A rollout that gets newer weights goes on with the same answer."),
+    h("table", {}, h("thead", {}, h("tr", {}, ["#", "prompt", "answer", "reward", "tokens, by weight version", "rollout"].map((name) => h("th", {}, name)))), body));
   const fits = (row) => ({ all: true, moved: row.moves.length > 0, mixed: row.versions.length > 1, right: row.reward > 0.5, wrong: row.reward <= 0.5 })[only.value];
   const draw = () => {
     const rows = Object.values(shown.rows ?? {}).sort((a, b) => b.id - a.id), chosen = rows.filter(fits);
     set_text(count, `${chosen.length} of the newest ${rows.length}`);
     body.replaceChildren(...chosen.slice(0, 40).map((row) => h("tr", {},
       h("td", { class: "mut num" }, row.id), h("td", {}, h("code", {}, row.prompt)), h("td", {}, h("code", {}, row.text)), h("td", { class: "num" }, row.reward),
-      h("td", { class: "num" }, row.versions.map(([version, tokens]) => `v${version}: ${tokens}`).join(", ")),
+      h("td", { class: "num" }, row.versions.map(([version, tokens], place) => h("span", { title: `${tokens} ${tokens === 1 ? "token was" : "tokens were"} generated with version ${version} of the weights` }, `${place ? ", " : ""}${tokens} by v${version}`))),
       h("td", {}, row.at, row.moves.map(([source, target, kept]) => h("div", { class: "mut" }, `${source} \u2192 ${target}, ${kept ? `from token ${kept}` : "from the start"}`))))));
   };
   return () => view.close();
