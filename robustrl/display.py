@@ -43,7 +43,8 @@ def role_rows(state: RunState) -> list[tuple[RoleView, dict[str, str]]]:
     order = {node: place for place, node in enumerate(state.nodes)}
     views = sorted(state.roles.values(), key=lambda view: order.get(view.node, len(order)))
     return [(view, {"node": view.node, "role": view.role, "state": str(view.state), "phase": _phase(view),
-                    "version": _version(state, view), "progress": _progress(view, rates.get(view.role)), "pid": str(view.pid)})
+                    "version": _version(state, view), "progress": _progress(view, rates.get(view.role)),
+                    "pid": f"{view.pid}, ended" if view.exited else str(view.pid)})
             for view in views]
 
 

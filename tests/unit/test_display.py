@@ -97,6 +97,13 @@ def test_a_failed_role_shows_the_phase_it_failed_in():
     assert {view.role: cells for view, cells in display.role_rows(state)}["rollout-0"]["phase"] == "decode"
 
 
+def test_a_process_that_has_ended_is_not_shown_as_one_to_look_for():
+    state = _running()
+    state.roles["rollout-0"].exited = "SIGKILL"
+    cells = {view.role: cells["pid"] for view, cells in display.role_rows(state)}
+    assert cells["rollout-0"] == f"{state.roles['rollout-0'].pid}, ended" and cells["trainer-0"] == str(state.roles["trainer-0"].pid)
+
+
 def test_html_before_anything_has_happened():
     text = display.html_job(RunState(), "starting", "", "/runs/x")
     _parse(text)
