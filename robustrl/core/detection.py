@@ -294,7 +294,8 @@ class Detector:
                 continue
             if found is not None:
                 deadlines.append(found.due)
-            verdicts += self._absent(life, rule, deadlines)
+            if rule.name in life.standing:
+                verdicts += self._absent(life, rule, deadlines)
         for rule, sign in present:
             if sign.kind == WAITING:
                 life.waited = self.now

@@ -1,9 +1,9 @@
 """The thread behind a TuningLab: it judges the setting that the sliders show, and, while nobody moves them, draws further ones as points.
 
 Promised: of settings that come while one is judged only the last is judged; a move waits for at most one other judgement, on a server for
-those of other pages (tuning_stock.py), and never for a point; nothing that a page sends is trusted; applying a setting to the live job needs the instructor's
-right; of a hidden fault nothing is told. The thread begins with the first command and ends when the tuner is closed; no callback is called
-under a lock. Left out: drawing, and how a picture travels (channel.py).
+those of other pages (tuning_stock.py), and never for a point; nothing that a page sends is trusted; applying a setting to the live job
+needs the instructor's right; of a hidden fault nothing is told. The thread begins with the first command and ends when the tuner is
+closed; no callback is called under a lock. Left out: drawing, and how a picture travels (channel.py).
 """
 
 from __future__ import annotations

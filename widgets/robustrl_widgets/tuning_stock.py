@@ -24,8 +24,8 @@ from . import tuning
 _REST = 2.0
 """Seconds for which guests rest after one of their computations, at most."""
 _LOOK, _BREATH = 0.002, 0.0002
-"""Seconds between two looks at whether a point is to be given up, and for which the interpreter is left to other threads at each: else they,
-who bring a move, would get it only after 5 ms, and need it several times."""
+"""Seconds between two looks at whether a point is to be given up, and for which the interpreter is left to other threads at each: else
+those that bring a move would get it only after 5 ms, and need it several times."""
 
 
 class GivenUp(Exception):
