@@ -11,12 +11,13 @@ Leaves out: what is done about a verdict (core/recovery.py), and sending heartbe
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from . import events as ev
 from .roles import Phase, RoleKind
 from .rules import CLEARED, FAILED, REPORTED, RULES, SUSPECT, WAITING, Rule, Sign
-from .signals import SUPERVISOR, Beat, History, Life, Standing
+from .signals import SUPERVISOR, Beat, History, Life, Paces, Standing
 from .stall import waited_for
 from .thresholds import CHECKPOINT, HISTORY, OVERDUE, SECTION, Relative, Thresholds
 
@@ -34,6 +35,7 @@ class Detector:
         self.stalled: tuple[str, Sign] | None = None
         self._lives: dict[str, Life] = {}
         self._kinds: dict[RoleKind, list[Life]] = {}
+        self._paces: defaultdict[RoleKind, Paces] = defaultdict(Paces)
         self._histories: dict[str, dict[str, History]] = {}
         self._steps_history = History()
         self._touched: set[str] = set()
@@ -153,6 +155,7 @@ class Detector:
                 self._over = self._paused = False
                 self._lives.clear()
                 self._kinds.clear()
+                self._paces.clear()
                 self._deadlines.clear()
                 self._touched.clear()
                 self._commit = self._step_since = None
@@ -218,6 +221,8 @@ class Detector:
         if self._over:
             self._touched.clear()
             return []
+        for life in map(self._lives.__getitem__, self._touched):
+            self._paces[life.kind].note(life)
         self._look_for_stall()
         due = {role for role, deadline in self._deadlines.items() if deadline <= now}
         verdicts: list[ev.Verdict] = []
@@ -276,6 +281,7 @@ class Detector:
             reported = [self._verdict(life, other, found) for other, found in signs
                         if found and found.kind == REPORTED and found.due <= self.now and other.name not in life.standing]  # fmt: skip
             life.failed = True
+            self._paces[life.kind].note(life)  # those judged after it have a peer less
             life.standing = {}
             self._stall_known = False
             return [*reported, self._verdict(life, rule, sign)]
@@ -288,7 +294,8 @@ class Detector:
                 continue
             if found is not None:
                 deadlines.append(found.due)
-            verdicts += self._absent(life, rule, deadlines)
+            if rule.name in life.standing:
+                verdicts += self._absent(life, rule, deadlines)
         for rule, sign in present:
             if sign.kind == WAITING:
                 life.waited = self.now
@@ -346,6 +353,9 @@ class Detector:
 
     def of_kind(self, kind: RoleKind) -> list[Life]:
         return self._kinds.get(kind, [])
+
+    def usual_pace(self, life: Life) -> tuple[float, float] | None:
+        return self._paces[life.kind].usual(life.role)
 
     def watched_by(self, agent: str) -> bool:
         return any(life.agent == agent and not life.down for life in self._lives.values())

@@ -8,7 +8,6 @@ Signs from samples rest on ages that the node's own clock measured: without a sa
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
@@ -51,6 +50,7 @@ class Context(Protocol):
 
     def limit(self, life: Life, path: str) -> float: ...
     def of_kind(self, kind: RoleKind) -> list[Life]: ...
+    def usual_pace(self, life: Life) -> tuple[float, float] | None: ...
     def watched_by(self, agent: str) -> bool: ...
     def spoke(self, source: str, incarnation: int) -> float: ...
 
@@ -246,11 +246,10 @@ def _straggler(life: Life, ctx: Context) -> Sign | None:
     mine = life.pace.rates()
     if mine is None or not life.armed:
         return None
-    peers = [rates for other in ctx.of_kind(life.kind) if other is not life and other.armed and (rates := other.pace.rates())]
-    if not peers:
+    usual = ctx.usual_pace(life)
+    if usual is None:
         return None
     limit = ctx.limit(life, f"{SECTION[life.kind]}.straggler")
-    usual = [statistics.median_low(rates[i] for rates in peers) for i in (0, 1)]
     if any(mine[i] * limit > usual[i] or not usual[i] for i in (0, 1)):
         return None
     evidence = {"rate": round(mine[0], 4), "peers": round(usual[0], 4), **_seen(life)}

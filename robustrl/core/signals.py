@@ -191,5 +191,39 @@ class Life:
             self.beat = self.beat._replace(sent=later(self.beat.sent))
 
 
+class Paces:
+    """The rates of all armed lives of a kind, kept sorted: what is usual among one's peers is told without asking each of them."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[float, float]] = {}
+        self._sorted: tuple[list[float], list[float]] = [], []
+
+    def note(self, life: Life) -> None:
+        """Takes in what a life is now: to be called before anybody asks, whenever it may have changed."""
+        old, new = self._of.pop(life.role, None), life.pace.rates() if life.armed else None
+        if new is not None:
+            self._of[life.role] = new
+        if new == old:
+            return
+        for i, values in enumerate(self._sorted):
+            if old is not None:
+                del values[bisect.bisect_left(values, old[i])]
+            if new is not None:
+                bisect.insort(values, new[i])
+
+    def usual(self, role: str) -> tuple[float, float] | None:
+        """The lower median of each rate among the others; None: there are none."""
+        mine = self._of.get(role)
+        others = len(self._of) - (mine is not None)
+        if not others:
+            return None
+        place, (rates, per_work) = (others - 1) // 2, self._sorted
+        if mine is None:
+            return rates[place], per_work[place]
+        # one's own value is skipped; which of several equal ones makes no difference
+        return (rates[place + (place >= bisect.bisect_left(rates, mine[0]))],
+                per_work[place + (place >= bisect.bisect_left(per_work, mine[1]))])  # fmt: skip
+
+
 _AGES = ("phase_age", "active_age", "progress_age", "loop_age")
 SUPERVISOR = RoleKind.SUPERVISOR.value

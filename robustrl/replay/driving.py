@@ -58,14 +58,17 @@ class Said(NamedTuple):
     """What a detector said where the live job had stepped in before."""
 
 
-def drive(recording: Recording, judge: Judge, restarts: Restarts, at_fault: Excused) -> Said:
-    """``restarts(role)``: seconds that a needless restart takes; ``at_fault(role, incarnation, t)``: calling it failed is right then."""
-    return _Drive(recording, judge, restarts, at_fault).run()
+def drive(recording: Recording, judge: Judge, restarts: Restarts, at_fault: Excused, pause: Callable[[], None] = lambda: None) -> Said:
+    """``restarts(role)``: seconds that a needless restart takes; ``at_fault(role, incarnation, t)``: calling it failed is right then.
+
+    ``pause``: called at each instant; what it raises ends the drive.
+    """
+    return _Drive(recording, judge, restarts, at_fault, pause).run()
 
 
 class _Drive:
-    def __init__(self, recording: Recording, judge: Judge, restarts: Restarts, at_fault: Excused) -> None:
-        self.recording, self.judge, self.restarts, self.at_fault = recording, judge, restarts, at_fault
+    def __init__(self, recording: Recording, judge: Judge, restarts: Restarts, at_fault: Excused, pause: Callable[[], None]) -> None:
+        self.recording, self.judge, self.restarts, self.at_fault, self.pause = recording, judge, restarts, at_fault, pause
         self.ours = judge if isinstance(judge, Detector) else None
         self.said: list[ev.Verdict] = []
         self.beyond: list[tuple[Intervention, ev.Verdict]] = []
@@ -83,6 +86,7 @@ class _Drive:
         judge, heap, size = self.judge, self.heap, len(entries)
         i = b = s = 0
         while True:
+            self.pause()
             t = min(entries[i].t if i < size else math.inf, self.tick)
             if heap and heap[0][0] < t:
                 t = heap[0][0]
@@ -181,6 +185,7 @@ class _Drive:
             end = min(end, t + _ALONE)
         queued: list[ev.Entry] = []
         for _ in range(_MOST if self.ours else int(_ALONE)):
+            self.pause()
             times = [entry.t for entry in queued]
             if self.ours and sample is not None:
                 times += [sample.t + mark + _PAST - getattr(sample.event, name) for name in growing for mark in judge.marks_of(life[0])]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -91,14 +91,17 @@ class Case:
         self.truths, self.costs = Truths(run), run.costs
         self._harmless = _harmless(self.truths, run.recording)
 
-    def judge(self, thresholds: Thresholds, recording: Recording | None = None) -> tuple[Said, list[Outcome]]:
-        """What is said of the run, and what it was worth. ``recording``: the run's, reduced for these very thresholds."""
+    def judge(self, thresholds: Thresholds, recording: Recording | None = None,
+              pause: Callable[[], None] = lambda: None) -> tuple[Said, list[Outcome]]:  # fmt: skip
+        """What is said of the run, and what it was worth. ``recording``: the run's, reduced for these thresholds or lower ones.
+        ``pause``: see `drive`.
+        """
         recording = recording or self.recording
-        said = drive(recording, Detector(thresholds), self.costs.restart, self.truths.excused)
+        said = drive(recording, Detector(thresholds), self.costs.restart, self.truths.excused, pause)
         return said, match(self.truths, recording, said, self.costs.restart)
 
-    def score(self, thresholds: Thresholds, recording: Recording | None = None) -> Score:
-        return self.worth(thresholds, self.judge(thresholds, recording)[1])
+    def score(self, thresholds: Thresholds, recording: Recording | None = None, pause: Callable[[], None] = lambda: None) -> Score:
+        return self.worth(thresholds, self.judge(thresholds, recording, pause)[1])
 
     def worth(self, thresholds: Thresholds, outcomes: Sequence[Outcome]) -> Score:
         reach, reach_of = self._reach(thresholds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from detection_log import LAB, Log, exited
 
@@ -135,6 +136,20 @@ def test_a_replica_with_less_work_is_no_straggler():
         log.sample(10.0 + second, "rollout-1", "decode", progress=1 + 100 * second, pending=16)
         log.sample(10.0 + second, "rollout-0", "decode", progress=1 + 10 * second, pending=1)
     assert log.said() == []
+
+
+def test_who_fails_is_no_peer_of_those_that_are_judged_after_it_in_the_same_instant():
+    log = Log("rollout-0", "rollout-1", "rollout-2")
+    for second in range(20):
+        for role, speed in (("rollout-0", 5), ("rollout-1", 100), ("rollout-2", 20)):
+            log.sample(10.0 + second, role, "decode", progress=1 + speed * second, pending=8)
+    assert log.said() == [("rollout-0", "reported", "straggler")]
+    error = ev.ErrorRaised(role="rollout-0", incarnation=1, error="ValueError", text="t")
+    last = msgspec.structs.replace(log.entries[-1], t=30.0, at=1030.0)
+    for entry in (msgspec.structs.replace(last, source="rollout-0", event=error), last):
+        log.detector.feed(entry)
+    said = [(verdict.role, verdict.rule) for verdict in log.detector.advance(30.0)]
+    assert ("rollout-0", "exception") in said and ("rollout-2", "straggler") in said
 
 
 def test_a_broken_connection_is_reported_about_the_other_side():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import statistics
 from itertools import groupby
 
 import msgspec
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from robustrl.core import events as ev
 from robustrl.core.detection import Detector, judge
+from robustrl.core.signals import Life
 from robustrl.core.thresholds import Thresholds
 
 LAB = Thresholds.lab()
@@ -110,6 +112,51 @@ def test_the_order_of_simultaneous_signals_changes_nothing(seed, order):
             group = [by_source[source].pop(0) for source in sources]
         shuffled += group
     assert list(judge(Detector(LAB), shuffled)) == list(judge(Detector(LAB), coarse))
+
+
+class Plain(Detector):
+    """What is usual among a life's peers, asked of each of them every time."""
+
+    asked = 0
+
+    def usual_pace(self, life: Life) -> tuple[float, float] | None:
+        peers = [rates for other in self.of_kind(life.kind) if other is not life and other.armed and (rates := other.pace.rates())]
+        usual = (statistics.median_low(a for a, _ in peers), statistics.median_low(b for _, b in peers)) if peers else None
+        assert super().usual_pace(life) == usual
+        Plain.asked += len(peers) > 1
+        return usual
+
+
+def test_what_is_usual_among_peers_is_the_median_of_those_who_are_well_at_that_moment():
+    """Instants of many entries: replicas work, fail amid the judgement of the others, end, are muted, are replaced; runs are resumed."""
+    Plain.asked = 0
+    for seed in range(60):
+        dice, detector, made = random.Random(seed), Plain(LAB), 0
+        lives = dict.fromkeys([f"rollout-{i}" for i in range(6)], 0)
+        for t in map(float, range(60)):
+            for role in dice.sample(sorted(lives), 6):
+                what, life = dice.random(), {"role": role, "incarnation": lives[role]}
+                made += dice.choice([0, 5, 5, 100])
+                happened: list[ev.Event] = []
+                if what < 0.04 or not lives[role]:
+                    life["incarnation"] = lives[role] = lives[role] + 1
+                    happened += [ev.RoleStarted(**life, node="node-2", pid=7, start_ticks=1), ev.RoleReady(**life, seconds=1.0)]
+                elif what < 0.06:
+                    happened.append(ev.ErrorRaised(**life, error="ValueError", text="t"))
+                elif what < 0.07:
+                    happened.append(ev.RoleStateChanged(**life, old="healthy", new=dice.choice(["restarting", "healthy"]), reason="r"))
+                elif what < 0.08:
+                    happened.append(ev.ProcessExited(**life, pid=7, cause="pidfd", last_lines=[]))
+                elif what < 0.9:
+                    happened.append(ev.RoleSample(**life, phase="decode", progress=made, pending=dice.choice([1, 8]), step=1, version=1,
+                                                  loop_age=0.0, cpu=0.0))  # fmt: skip
+                for event in happened:
+                    detector.feed(ev.Entry(0, t, "node_agent-2", 1, 0, t, event))
+            detector.advance(t)
+            if dice.random() < 0.01:
+                detector.feed(ev.Entry(0, t, ev.HOST, 1, 0, t, ev.RunResumed(wall=0.0, host_pid=2)))
+                lives = dict.fromkeys(lives, 0)
+    assert Plain.asked > 1000
 
 
 @FEW

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from robustrl_widgets import tuning
 from robustrl_widgets.commands import Right
 from robustrl_widgets.feed import Feed
 from robustrl_widgets.sources import LiveRun, RecordedRun
@@ -71,13 +72,13 @@ def test_what_does_not_change_is_made_ready_once_and_what_grows_by_an_instructor
 def test_a_server_computes_one_thing_at_a_time_whoever_asks(tuners, monkeypatch) -> None:
     at_work, most, judge = 0, 0, Case.judge
 
-    def counted(case: Case, thresholds: Any, recording: Any) -> Any:
+    def counted(case: Case, thresholds: Any, *further: Any) -> Any:
         nonlocal at_work, most
         at_work += 1
         most = max(most, at_work)
         time.sleep(0.002)  # others get on
         try:
-            return judge(case, thresholds, recording)
+            return judge(case, thresholds, *further)
         finally:
             at_work -= 1
 
@@ -104,6 +105,36 @@ def test_points_wait_for_a_hand_that_moves_a_slider(tuners, monkeypatch) -> None
     monkeypatch.setattr("robustrl_widgets.tuner._QUIET", 0.0)
     assert "value" in page.ask(tuner, "set", **SHARP)
     page.until(lambda: page.picture.get("todo") == 0, 60.0)
+
+
+@pytest.mark.parametrize("who", ["the same page", "an instructor", "a guest"])
+def test_a_point_that_is_being_made_is_given_up_for_a_move_of_any_page_and_made_later(tuners, monkeypatch, who) -> None:
+    """With points that take for ever: a move that waited for one would wait for ever too."""
+    monkeypatch.setattr("robustrl_widgets.tuner._QUIET", 0.02)
+    at_work, slow, score = threading.Event(), threading.Event(), tuning.Material.score
+
+    def endless(material: Any, thresholds: Any, recordings: Any, pause: Any) -> Any:
+        at_work.set()
+        while slow.is_set():
+            pause()
+        return score(material, thresholds, recordings, pause)
+
+    monkeypatch.setattr(tuning.Material, "score", endless)
+    stock, loads = Stock({"bundled"}), Loads()
+    teacher, page = _open(tuners, loads, stock, Right.INSTRUCTOR)
+    slow.set()
+    assert "value" in page.ask(teacher, "load", source="bundled")
+    right = Right.READ if who == "a guest" else Right.INSTRUCTOR
+    mover, asking = (teacher, page) if who == "the same page" else _open(tuners, loads, stock, right)
+    for i in range(5):
+        at_work.clear()
+        assert at_work.wait(10.0)
+        assert "value" in (asking.ask(mover, "set", **SHARP) if i else asking.ask(mover, "load", source="bundled"))
+    to_come = [changes for changes, _ in teacher._loaded.todo]
+    assert len(teacher.points) == 1 and len(to_come) == page.picture["todo"] > 100
+    slow.clear()
+    page.until(lambda: page.picture.get("todo") == 0, 60.0)
+    assert [changes for changes, _ in teacher.points[1:]] == to_come, "none was lost, none was made twice"
 
 
 def test_guests_rest_as_long_as_they_computed_and_nobody_waits_for_their_rest() -> None:

@@ -1,9 +1,9 @@
 """The thread behind a TuningLab: it judges the setting that the sliders show, and, while nobody moves them, draws further ones as points.
 
 Promised: of settings that come while one is judged only the last is judged; a move waits for at most one other judgement, on a server for
-those of other pages (tuning_stock.py); nothing that a page sends is trusted; applying a setting to the live job needs the instructor's
-right; of a hidden fault nothing is told. The thread begins with the first command and ends when the tuner is closed; no callback is called
-under a lock. Left out: drawing, and how a picture travels (channel.py).
+those of other pages (tuning_stock.py), and never for a point; nothing that a page sends is trusted; applying a setting to the live job
+needs the instructor's right; of a hidden fault nothing is told. The thread begins with the first command and ends when the tuner is
+closed; no callback is called under a lock. Left out: drawing, and how a picture travels (channel.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from robustrl.replay.sweeping import drawn_settings
 from . import tuning
 from .channel import Channel
 from .commands import Answer, Command, Refused, Right, number, parse, whole
-from .tuning_stock import Loaded, Stock
+from .tuning_stock import GivenUp, Loaded, Stock
 from .words import LONG, cut
 
 POINTS = 160
@@ -36,7 +36,7 @@ _SEED = 1
 _POINTS_EVERY = 0.5
 """Seconds between two pictures that only bring points."""
 _QUIET = 0.4
-"""Seconds without a command before a further point is made: a hand that moves a slider pauses for less, and its next move need not wait."""
+"""Seconds without a command before a further point is made: a hand that moves a slider pauses for less, and would find it half made."""
 log = logging.getLogger(__name__)
 
 Sources = Mapping[str, Callable[[], tuple[Sequence[Run], Thresholds | None]]]
@@ -220,13 +220,17 @@ class Tuner:
 
     def _further_point(self) -> None:
         assert self._loaded is not None
-        with self._stock.turn(self._guest):
-            self._loaded.further_point()
-            now = time.monotonic()
-            news = now - self._told >= _POINTS_EVERY or not self._loaded.todo
-            if news:
-                self._told = now
-                self._draw_points()
+        try:
+            with self._stock.turn(self._guest, point=True):
+                self._loaded.further_point(lambda: bool(self._orders) or self._closed or self._stock.wanted)
+                now = time.monotonic()
+                news = now - self._told >= _POINTS_EVERY or not self._loaded.todo
+                if news:
+                    self._told = now
+                    self._draw_points()
+        except GivenUp:
+            self._done = time.monotonic()  # no sooner than if somebody had moved here
+            return
         if news:
             self.push()
 

@@ -7,7 +7,7 @@ here to follow a slider. What is said under a setting, and its score, are this s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +64,14 @@ class Material:
         scores = [case.worth(thresholds, outcomes) for case, outcomes in zip(self.cases, judged, strict=True)]
         return Trial(changes, thresholds, judged, total(scores))
 
-    def score(self, thresholds: Thresholds) -> Score:
-        return total([case.score(thresholds, recording) for case, recording in zip(self.cases, self._for(thresholds), strict=True)])
+    def score(self, thresholds: Thresholds, recordings: Sequence[Recording], pause: Callable[[], None]) -> Score:
+        """``recordings``: of `for_all`; ``pause``: see `drive`."""
+        return total([case.score(thresholds, recording, pause) for case, recording in zip(self.cases, recordings, strict=True)])
+
+    def for_all(self, settings: Iterable[Thresholds]) -> list[Recording]:
+        """The recordings without what cannot matter to any of these settings."""
+        low = floors(settings)
+        return [reduced(run.recording, low) for run in self.runs]
 
     def _for(self, thresholds: Thresholds) -> list[Recording]:
         """The recordings without what cannot matter to this setting: a third of the time, and a slider's next step shares them."""

@@ -1,8 +1,8 @@
 """What the tuning labs of one server share: runs that are made ready once for all pages, and one turn to compute.
 
-Promised: never two computations at once, whoever asks and from however many pages; those who are no instructors (*guests*) compute at most
-half of the time, all together, and an instructor waits for at most one of their judgements; a source that does not change is made ready
-once. A lab in a notebook has a stock of its own.
+Promised: never two computations at once, whoever asks and from however many pages; nobody waits for a point: one that is being made is
+given up, and made anew later; those who are no instructors (*guests*) compute at most half of the time, all together, and an instructor
+waits for at most one of their judgements; a source that does not change is made ready once. A lab in a notebook has a stock of its own.
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from robustrl.core.thresholds import Thresholds
+from robustrl.replay.recording import Recording
 from robustrl.replay.scoring import Score
 
 from . import tuning
 
 _REST = 2.0
 """Seconds for which guests rest after one of their computations, at most."""
+_LOOK, _BREATH = 0.002, 0.0002
+"""Seconds between two looks at whether a point is to be given up, and for which the interpreter is left to other threads at each: else
+those that bring a move would get it only after 5 ms, and need it several times."""
+
+
+class GivenUp(Exception):
+    """Somebody needs the turn in which a point is made."""
 
 
 @dataclass
@@ -32,13 +40,29 @@ class Loaded:
     first: tuning.Trial
     """Of the setting that the sliders begin with."""
     todo: deque[tuple[dict[str, Any], Thresholds]]
-    points: list[tuple[dict[str, float], Score]] = field(default_factory=list)
+    points: list[tuple[dict[str, float], Score]]
+    recordings: list[Recording] = field(init=False)
+    """For all settings that are to come: none of them takes from the sliders what was made ready for these."""
 
-    def further_point(self) -> None:
-        """Judges one setting more, if there is one left."""
+    def __post_init__(self) -> None:
+        self.recordings = self.material.for_all([self.first.thresholds, *(thresholds for _, thresholds in self.todo)])
+
+    def further_point(self, wanted: Callable[[], bool]) -> None:
+        """Judges one setting more, if there is one left. Raises GivenUp once ``wanted``: then that one is still to come."""
+        looked = time.perf_counter()
+
+        def pause() -> None:
+            nonlocal looked
+            if time.perf_counter() - looked >= _LOOK:
+                time.sleep(_BREATH)
+                if wanted():
+                    raise GivenUp
+                looked = time.perf_counter()
+
         if self.todo:
-            changes, thresholds = self.todo.popleft()
-            self.points.append((changes, self.material.score(thresholds)))
+            changes, thresholds = self.todo[0]
+            self.points.append((changes, self.material.score(thresholds, self.recordings, pause)))
+            self.todo.popleft()
 
 
 class Stock:
@@ -49,17 +73,37 @@ class Stock:
         self._loaded: dict[str, Loaded] = {}
         self._turn, self._guests = threading.Lock(), threading.Lock()
         self._rested = 0.0
+        self._waiting: list[bool] = []
+        """An item for each who waits for a turn, and for no point."""
+
+    @property
+    def wanted(self) -> bool:
+        """Somebody waits for a turn to be over."""
+        return bool(self._waiting)
 
     @contextmanager
-    def turn(self, guest: bool) -> Iterator[None]:
-        """Held while something is computed; from threads of tuners only, as it waits."""
+    def _held(self, lock: threading.Lock, point: bool) -> Iterator[None]:
+        if point and not lock.acquire(blocking=False):
+            raise GivenUp  # a page that waited here would not take its next move
+        if not point:
+            self._waiting.append(True)
+            lock.acquire()
+            self._waiting.pop()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def turn(self, guest: bool, point: bool = False) -> Iterator[None]:
+        """Held while something is computed; from threads of tuners only, as it waits. For a point it does not: it raises GivenUp."""
         if not guest:
-            with self._turn:
+            with self._held(self._turn, point):
                 yield
             return
-        with self._guests:
+        with self._held(self._guests, point):
             time.sleep(max(0.0, self._rested - time.monotonic()))
-            with self._turn:
+            with self._held(self._turn, point):
                 began = time.monotonic()
                 try:
                     yield
