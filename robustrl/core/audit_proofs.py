@@ -41,11 +41,11 @@ def _is(wanted: object) -> _Check:
     return lambda value: type(value) is type(wanted) and value == wanted
 
 
-_KILLED = {"signal": _is("SIGKILL"), "process": _is("gone"), "ago": _not_below_0}
-_STOPPED = {"signal": _is("SIGSTOP"), "process": _is("T"), "ago": _not_below_0}
-_INSIDE = {"thread": _text, "place": _text}
-_DELAYED = {**_INSIDE, "seconds": _positive}
-_DAMAGED = {"bytes": _positive, "at": _not_below_0, "of": _positive}
+_KILLED: dict[str, _Check] = {"signal": _is("SIGKILL"), "process": _is("gone"), "ago": _not_below_0}
+_STOPPED: dict[str, _Check] = {"signal": _is("SIGSTOP"), "process": _is("T"), "ago": _not_below_0}
+_INSIDE: dict[str, _Check] = {"thread": _text, "place": _text}
+_DELAYED: dict[str, _Check] = {**_INSIDE, "seconds": _positive}
+_DAMAGED: dict[str, _Check] = {"bytes": _positive, "at": _not_below_0, "of": _positive}
 PROOFS: dict[str, dict[str, _Check]] = {
     "kill": _KILLED,
     "node_loss": _KILLED | {"raylet": _positive, "processes": _positive},
@@ -155,7 +155,7 @@ def _death(done: _Done, t: float, exited: ev.ProcessExited) -> Found:
 def _too_short(done: _Done, end: ev.Entry) -> Found:
     """By the clock of who did it and told of its end."""
     seconds = done.order.options.get("seconds")
-    if not _positive(seconds) or (end.source, end.incarnation) != (done.entry.source, done.entry.incarnation):
+    if seconds is None or not _positive(seconds) or (end.source, end.incarnation) != (done.entry.source, done.entry.incarnation):
         return
     lasted = end.at - done.entry.at + float(done.hit.proof.get("ago", 0.0))
     if lasted < _SHARE * seconds:
@@ -167,7 +167,7 @@ def _worked_on(done: _Done, samples: list[tuple[float, ev.RoleSample]]) -> Found
     if done.order.kind not in _STOPPING + _STICKING:
         return
     seconds = done.order.options.get("seconds")
-    until = min(done.until, done.since + seconds) if _positive(seconds) else done.until
+    until = min(done.until, done.since + seconds) if seconds is not None and _positive(seconds) else done.until
     shown = [sample for t, sample in samples if done.since + _SETTLES < t < until]
     for sample in shown:
         if done.order.kind in _STOPPING and sample.process not in ("T", "t", "Z", "X"):

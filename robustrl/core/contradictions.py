@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigError
 
-
 Settings = Mapping[str, Any]
 """By path."""
 

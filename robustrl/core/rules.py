@@ -373,11 +373,11 @@ RULES: tuple[Rule, ...] = (
     Rule("start", _ALL, _start, "job.start", "verl#7382, prime-rl PR#3139: bounded waits at the start",
          "cannot tell a slow start from one that never ends before the limit"),
     Rule("no_compute", _TRAINER, _no_compute, "trainer.no_compute", "RobustRL: zero compute activity in the train phase, 300 s",
-         "a loop that burns CPU without progress (rule no_marks); other phases; a micro-batch that waits for disk or network that long; beside a "
-         "rank that has ended and is not replaced, idleness of its own at a micro-batch at which it may wait for that one"),
+         "a loop that burns CPU without progress (rule no_marks); other phases; a micro-batch that waits for disk or network that long; "
+         "beside a rank that has ended and is not replaced, idleness of its own at a micro-batch at which it may wait for that one"),
     Rule("no_marks", _TRAINER, _no_marks, "trainer.no_marks", "slime#1487: progress per role, not only liveness",
-         "a micro-batch that honestly takes longer than the limit looks the same; beside a rank that has ended and is not replaced, a loop that is "
-         "stuck from where it may wait for that one, and never was seen idle"),
+         "a micro-batch that honestly takes longer than the limit looks the same; "
+         "beside a rank that has ended and is not replaced, a loop that is stuck from where it may wait for that one, and never was seen idle"),
     Rule("silent", _LOOPS | _TRAINER, _silent, "*.silent", "prime-rl PR#2230: one server stops answering",
          "a loop that turns while its work is stuck (rule stall); a call that blocks the loop longer than the limit looks the same"),
     Rule("heartbeat", _ROLLOUT, _heartbeat, "rollout.heartbeat", "RobustRL: heartbeat to the suspect after its tokens stop",

@@ -11,10 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Union, get_args
 
-import msgspec
-
 from ..core.roles import PHASES, SINGLE, Phase, RoleId, RoleKind
-from ..errors import ConfigError
 from .checks import MOST_STEPS, Checked, made_of, named, settings_of
 
 _ALL = frozenset(RoleKind)

@@ -190,7 +190,8 @@ def test_a_rank_that_is_stopped_beside_one_that_has_ended_gets_its_own_verdict(p
         log.sample(float(t), "trainer-0", phase, active_age=t - 10.0, progress_age=t - 10.0, phase_age=t - 10.0)
     assert "failed" not in [kind for kind, *_ in of(log, "trainer-0")]
     for t in range(30, 37):
-        log.sample(float(t), "trainer-0", phase, active_age=t - 10.0, progress_age=t - 10.0, loop_age=t - 29.5, phase_age=t - 10.0, process="T")
+        ages = dict.fromkeys(("active_age", "progress_age", "phase_age"), t - 10.0)
+        log.sample(float(t), "trainer-0", phase, **ages, loop_age=t - 29.5, process="T")
     (failed,) = [v for v in log.verdicts if (v.role, v.kind) == ("trainer-0", "failed")]
     assert failed.onset == pytest.approx(29.5) and failed.due <= 29.5 + LAB.trainer.silent + 0.01
 
