@@ -284,7 +284,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             sections.setdefault(section, {})[name] = value
         made = {name: msgspec.structs.replace(getattr(self, name), **changes) for name, changes in sections.items()}
         present = dict(self.items())
-        if error := contradiction(_TOGETHER, present | values, [path for path in values if values[path] != present[path]]):
+        if error := contradiction(_TOGETHER, present | dict(values), [path for path in values if values[path] != present[path]]):
             raise error
         return msgspec.structs.replace(self, **made)
 

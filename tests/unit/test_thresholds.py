@@ -157,7 +157,8 @@ def test_nobody_changed_anything_and_the_record_contradicts_itself():
 
 NO_TIMES = [
     "3\ns", "3\ts", "3 s\n", "\n3s", "\t3s", "3s\r", "3\u00a0s", "\u20093s", "3s\x0b", "3\x1fs", "3\u2028s", "\uff13s", "\u0663s",
-    "3\u017f", "3m\u017f", "3\u200bs", "\ufeff3s", "3_0s", "3,5s", "+3s", "0x3s", "3s s", "3 0s", "3\x00s", "3m\nin", "4\nx", "\u0664x", "3 \ufb06",
+    "3\u017f", "3m\u017f", "3\u200bs", "\ufeff3s",
+    "3_0s", "3,5s", "+3s", "0x3s", "3s s", "3 0s", "3\x00s", "3m\nin", "4\nx", "\u0664x", "3 \ufb06",
 ]  # fmt: skip
 
 
