@@ -377,7 +377,7 @@ RULES: tuple[Rule, ...] = (
          "beside a rank that has ended and is not replaced, idleness of its own at a micro-batch at which it may wait for that one"),
     Rule("no_marks", _TRAINER, _no_marks, "trainer.no_marks", "slime#1487: progress per role, not only liveness",
          "a micro-batch that honestly takes longer than the limit looks the same; "
-         "beside a rank that has ended and is not replaced, a loop that is stuck from where it may wait for that one, and never was seen idle"),
+         "beside a rank that has ended and is not replaced, a loop stuck from where it may wait for that one, and never seen idle"),
     Rule("silent", _LOOPS | _TRAINER, _silent, "*.silent", "prime-rl PR#2230: one server stops answering",
          "a loop that turns while its work is stuck (rule stall); a call that blocks the loop longer than the limit looks the same"),
     Rule("heartbeat", _ROLLOUT, _heartbeat, "rollout.heartbeat", "RobustRL: heartbeat to the suspect after its tokens stop",
