@@ -7,11 +7,9 @@ verdict is right.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log
+from robustrl.core.audit_proofs import lacks, undone
 
 _OUTCOMES = ("over", "aborted", "refused", "vanished", "not_fired")
 _VERDICTS = ("suspect", "failed", "cleared", "waiting_on_peer", "reported")
@@ -20,36 +18,6 @@ _CUT_OFF = 5.0
 _EPSILON = 1e-6
 
 
-def _is(field: str, value: object) -> Callable[[dict[str, Any]], bool]:
-    return lambda proof: proof.get(field) == value
-
-
-def _has(field: str) -> Callable[[dict[str, Any]], bool]:
-    return lambda proof: bool(proof.get(field)) or proof.get(field) == 0
-
-
-def _positive(field: str) -> Callable[[dict[str, Any]], bool]:
-    return lambda proof: isinstance(value := proof.get(field), int | float) and value > 0
-
-
-_PROOF: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "kill": _is("process", "gone"),
-    "node_loss": _is("process", "gone"),
-    "partition": _is("answers", False),
-    "delay": _positive("milliseconds"),
-    "hang": _is("process", "T"),
-    "freeze": _is("process", "T"),
-    "slow": _is("process", "T"),
-    "exception": _has("raised"),
-    "memory_exhaustion": _has("raised"),
-    "clean_exit": _has("exit"),
-    "corrupt_weights": _positive("bytes"),
-    "corrupt_snapshot": _positive("bytes"),
-    "full_disk": _has("full"),
-    "long_first_token": _has("held"),
-    "idle_rollout": _has("held"),
-}
-"""Kind -> what its proof must show; any other must name the thread in which it was done."""
 _ENDS = ("kill", "node_loss", "exception", "memory_exhaustion", "clean_exit")
 """Kinds after which the process is no more."""
 _ENDLESS = ("first_compile", "full_disk", "idle_rollout", "long_first_token")
@@ -93,6 +61,7 @@ def faults(log: Log) -> Found:
             if order.fault not in hit | ended:
                 yield seq, f"fault {order.fault} ({order.kind}) was ordered, and the log does not say what became of it"
     yield from _hits(log, planned)
+    yield from undone(log, planned)
 
 
 def _hits(log: Log, planned: dict[int, ev.FaultPlanned]) -> Found:
@@ -107,8 +76,8 @@ def _hits(log: Log, planned: dict[int, ev.FaultPlanned]) -> Found:
         if (order := planned.get(hit.fault)) is None:
             continue
         what = f"fault {hit.fault} ({order.kind}) on {hit.role} incarnation {hit.incarnation}"
-        if not _PROOF.get(order.kind, _has("thread"))(hit.proof):
-            yield seq, f"{what} has no proof: {hit.proof}"
+        if lacking := lacks(order, hit.proof):
+            yield seq, f"{what} has no proof ({lacking}): {hit.proof}"
         life = lives.get((hit.role, hit.incarnation))
         if life is None or life.pid != hit.pid:
             yield seq, f"{what} hit pid {hit.pid}, which is not that life's"

@@ -68,7 +68,7 @@ class Detector:
                     life.take_sample(entry, event)
                     self._touch(life)
                 if (agent := self._lives.get(entry.source)) and agent.incarnation == entry.incarnation:
-                    agent.heard = entry.t
+                    agent.heard, agent.told = entry.t, True
                     self._touched.add(agent.role)
             case ev.Tick():
                 self._spoken(entry)
@@ -135,6 +135,7 @@ class Detector:
                 if life := self._life(event.role, event.incarnation):
                     life.ready = entry.t
                     self._step_since = entry.t
+                    self._has_to_tell(life)
             case ev.RoleStateChanged():
                 if life := self._life(event.role, event.incarnation):
                     life.muted = event.new in _ENDING
@@ -166,7 +167,7 @@ class Detector:
                 if event in self._unrecorded:
                     self._unrecorded.remove(event)
                 elif entry.source == ev.HOST and (life := self._life(event.role, event.incarnation)):
-                    life.failed = True
+                    life.failed, life.failed_at = True, entry.t
                     self._of_host.append(event)
             case ev.EndDecided() | ev.RunEnded():
                 self._over = True
@@ -193,6 +194,15 @@ class Detector:
         same.sort(key=lambda other: other.role)
         self._lives[event.role] = life
         self._touch(life)
+
+    def _has_to_tell(self, ready: Life) -> None:
+        """From when on there is somebody on its node of whom a node agent that is set up has to tell, it may not be silent."""
+        here = [life for life in self._lives.values() if life.node == ready.node and life.ready is not None and not life.down]
+        for agent in here:
+            others = any(life.kind is not RoleKind.NODE_AGENT for life in here)
+            if agent.kind is RoleKind.NODE_AGENT and agent.heard is None and others:
+                agent.heard = self._lives[ready.role].ready
+                self._touched.add(agent.role)
 
     def _spoken(self, entry: ev.Entry) -> None:
         self._spoke[entry.source, entry.incarnation] = entry.t
@@ -280,7 +290,7 @@ class Detector:
             _, _, rule, sign = min(fatal, key=lambda item: item[:2])
             reported = [self._verdict(life, other, found) for other, found in signs
                         if found and found.kind == REPORTED and found.due <= self.now and other.name not in life.standing]  # fmt: skip
-            life.failed = True
+            life.failed, life.failed_at = True, self.now
             self._paces[life.kind].note(life)  # those judged after it have a peer less
             life.standing = {}
             self._stall_known = False
@@ -358,7 +368,14 @@ class Detector:
         return self._paces[life.kind].usual(life.role)
 
     def watched_by(self, agent: str) -> bool:
-        return any(life.agent == agent and not life.down for life in self._lives.values())
+        """Whether somebody is there of whom it has told; before its first word: of whom it has to tell, and nobody did since its start."""
+        mine = self._lives[agent]
+        if mine.told:
+            return any(life.agent == agent and not life.down for life in self._lives.values())
+        here = [life for life in self._lives.values() if life.node == mine.node and life.kind is not RoleKind.NODE_AGENT]
+        if any(life.sample is not None and life.sampled >= mine.started for life in here):
+            return False
+        return any(life.ready is not None and not life.down for life in here)
 
     def spoke(self, source: str, incarnation: int) -> float:
         return self._spoke.get((source, incarnation), -math.inf)

@@ -92,7 +92,8 @@ TRANSITIONS: dict[RoleState, frozenset[RoleState]] = {
     RoleState.STOPPED: frozenset(),
 }
 
-_NAME = re.compile(r"([a-z_]+?)(?:-(\d+))?")
+_NAME = re.compile(r"([a-z_]+?)(?:-(0|[1-9][0-9]{0,6}))?")
+"""An index is written in one way alone: else two names would be one role's, or none's."""
 
 
 class RoleId(msgspec.Struct, frozen=True, order=True):
@@ -111,7 +112,7 @@ class RoleId(msgspec.Struct, frozen=True, order=True):
         if not match or match[1] not in set(RoleKind) or (RoleKind(match[1]) in SINGLE) != (match[2] is None):
             raise ValueError(
                 f"role {name!r}: must be one of {', '.join(sorted(SINGLE))} or KIND-INDEX with KIND one of "
-                f"{', '.join(sorted(set(RoleKind) - SINGLE))}"
+                f"{', '.join(sorted(set(RoleKind) - SINGLE))} and INDEX 0, 1, 2 ... e.g. rollout-1"
             )
         return cls(RoleKind(match[1]), int(match[2] or 0))
 

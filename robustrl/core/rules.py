@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from .roles import MANAGEMENT, Phase, RoleKind
-from .signals import GENERATING, Life
-from .thresholds import OVERDUE, SECTION, Thresholds
+from .signals import GENERATING, IDLE, Life
+from .thresholds import KEEP_ALIVE, OVERDUE, SECTION, Thresholds
 
 SUSPECT, FAILED, CLEARED, WAITING, REPORTED = "suspect", "failed", "cleared", "waiting_on_peer", "reported"
-_IDLE = 0.5
-"""Seconds without activity after which a rank counts as idle when culprits are looked for."""
 _TOGETHER = 0.2
 """Seconds within which two ranks fell idle at the same time."""
 _ORDER = {Phase.ADVANTAGE: 1, Phase.TRAIN: 2, Phase.OPTIMIZER: 3, Phase.SNAPSHOT: 4, Phase.PUBLISH: 5, Phase.WAITING_BATCH: 6}
 _MEETING = (Phase.OPTIMIZER, Phase.SNAPSHOT)
 """Phases in which the ranks wait for each other."""
-_STOPPED = "process stopped"
+_STOPPED, _ENDED = "process stopped", "ended"
+_WENT_ON = 3 * KEEP_ALIVE
+"""Seconds after another's end from which on new progress was made without it: what was done before is told of by then."""
 _TRAINER, _ROLLOUT = frozenset({RoleKind.TRAINER}), frozenset({RoleKind.ROLLOUT})
 _LOOPS = (MANAGEMENT - {RoleKind.SUPERVISOR}) | {RoleKind.STATE_KEEPER, RoleKind.STANDBY}
 """Roles judged by their event loop. Not the supervisor: it is the judge."""
@@ -188,7 +188,7 @@ def _wedged(life: Life, ctx: Context) -> Sign | None:
 
 
 def _agent_silent(life: Life, ctx: Context) -> Sign | None:
-    """A node agent that watches roles has said nothing: nobody sees what becomes of that node's roles."""
+    """A node agent that watches roles has said nothing, be it from its first look on: nobody sees what becomes of that node's roles."""
     if life.heard is None or life.down or not ctx.watched_by(life.role):
         return None
     limit = ctx.thresholds.node.silent
@@ -285,6 +285,8 @@ def _graced(life: Life, ctx: Context, path: str) -> float:
 
 def _blamed(life: Life, ctx: Context, onset: float, limit: float, busy: bool = False) -> Sign | None:
     peer, how = _culprit(life, ctx, busy, limit)
+    if busy and how == _ENDED and life.idled > onset and life.sampled >= life.idled + limit:
+        return Sign(FAILED, life.idled + limit, life.idled, limit, {"chosen_by": "at work after its wait", **_seen(life)})
     evidence = {"chosen_by": how, **_seen(life)}
     if peer:
         return Sign(WAITING, onset + limit, onset, limit, {"peer": peer, **evidence}, peer=peer)
@@ -301,18 +303,20 @@ def _blamed(life: Life, ctx: Context, onset: float, limit: float, busy: bool = F
 
 def _culprit(life: Life, ctx: Context, busy: bool, limit: float) -> tuple[str, str]:
     """(the rank that this one waits for, or empty if it waits for none; how that was told)."""
-    others = sorted((other for other in ctx.of_kind(RoleKind.TRAINER) if other is not life), key=lambda other: other.role)
-    if not others:
+    ranks = sorted((other for other in ctx.of_kind(RoleKind.TRAINER) if other is not life), key=lambda other: other.role)
+    if not ranks:
         return "", "only rank"
+    if not (others := [other for other in ranks if _may_need(life, other)]):
+        return "", "on its own since the others ended"
     sample = life.sample
     if life.stopped and sample is not None and sample.loop_age >= min(limit, sample.active_age) - _TOGETHER:
         return "", _STOPPED  # all this time, not only while it waited
     if gone := [other for other in others if other.down or other.error]:
-        return gone[0].role, "ended"
+        return gone[0].role, _ENDED
     if starting := [other for other in others if not other.armed]:
         return starting[0].role, "starting"
     mine = _position(life)
-    idle = [other for other in others if other.sample is not None and other.sample.active_age >= _IDLE]
+    idle = [other for other in others if other.sample is not None and other.sample.active_age >= IDLE]
     if stopped := [other for other in idle if other.stopped and _position(other) <= mine]:
         return stopped[0].role, _STOPPED
     last = min(others, key=_position)
@@ -327,6 +331,15 @@ def _culprit(life: Life, ctx: Context, busy: bool, limit: float) -> tuple[str, s
             return first.role, "idle first"
         return "", "idle first" if life.since("active_age") < first.since("active_age") - _TOGETHER else "idle together"
     return "", "micro-batch counter"
+
+
+def _may_need(life: Life, other: Life) -> bool:
+    """Whether it may wait for that rank: for one that has ended, unless that one had come further, or it went on without it."""
+    if other.ended == math.inf:
+        return True
+    if life.advanced > other.ended + _WENT_ON > other.advanced:
+        return False
+    return other.sample is None or life.sample is None or _position(other) <= _position(life)
 
 
 def _position(life: Life) -> tuple[int, int, int]:
@@ -359,9 +372,11 @@ RULES: tuple[Rule, ...] = (
     Rule("start", _ALL, _start, "job.start", "verl#7382, prime-rl PR#3139: bounded waits at the start",
          "cannot tell a slow start from one that never ends before the limit"),
     Rule("no_compute", _TRAINER, _no_compute, "trainer.no_compute", "RobustRL: zero compute activity in the train phase, 300 s",
-         "a loop that burns CPU without progress (rule no_marks); other phases; a micro-batch that waits for disk or network that long"),
+         "a loop that burns CPU without progress (rule no_marks); other phases; a micro-batch that waits for disk or network that long; "
+         "beside a rank that has ended and is not replaced, idleness of its own at a micro-batch at which it may wait for that one"),
     Rule("no_marks", _TRAINER, _no_marks, "trainer.no_marks", "slime#1487: progress per role, not only liveness",
-         "a micro-batch that honestly takes longer than the limit looks the same"),
+         "a micro-batch that honestly takes longer than the limit looks the same; "
+         "beside a rank that has ended and is not replaced, a loop stuck from where it may wait for that one, and never seen idle"),
     Rule("silent", _LOOPS | _TRAINER, _silent, "*.silent", "prime-rl PR#2230: one server stops answering",
          "a loop that turns while its work is stuck (rule stall); a call that blocks the loop longer than the limit looks the same"),
     Rule("heartbeat", _ROLLOUT, _heartbeat, "rollout.heartbeat", "RobustRL: heartbeat to the suspect after its tokens stop",
@@ -369,7 +384,7 @@ RULES: tuple[Rule, ...] = (
     Rule("unproductive", _ROLLOUT, _unproductive, "rollout.answers", "NeMo-RL PR#3613: a wedged engine passes the probe",
          "a first token that takes longer than all those heartbeats looks the same"),
     Rule("agent_silent", frozenset({RoleKind.NODE_AGENT}), _agent_silent, "node.silent", "torchft: heartbeat of the watcher itself",
-         "says nothing about the roles of that node; a network that is cut looks the same"),
+         "says nothing about the roles of that node, and nothing before one of them is ready; a network that is cut looks the same"),
     Rule("stall", _ALL, _stall, "job.stall", "prime-rl#1713, NeMo-RL: stall watchdog",
          "a step that honestly takes longer; evaluation after the last step"),
     Rule("no_tokens", _ROLLOUT, _no_tokens, "rollout.no_tokens", "RobustRL: token throughput is zero, 60 s, suspect only",

@@ -17,6 +17,8 @@ from .roles import QUIET, Phase, RoleId, RoleKind
 GENERATING = frozenset({Phase.PREFILL, Phase.DECODE})
 _SAME_SPELL = 0.05
 """Seconds by which two samples may differ about when a spell began."""
+IDLE = 0.5
+"""Seconds without activity after which a role counts as idle."""
 _KEPT = 25
 _MEMORY = 20.0
 """Seconds: time constant of a role's pace."""
@@ -93,7 +95,9 @@ class Life:
         """Name of an age -> (agent's clock, host's clock) at which its spell began."""
         self.pace = Pace()
         self.heard: float | None = None
-        """Node agents: when their last sample of any role came."""
+        """Node agents: when their last sample of any role came, or, before the first, from when on there was one to send."""
+        self.told = False
+        """Node agents: it has sent one."""
         self.error: tuple[float, ev.ErrorRaised] | None = None
         self.bad_number: tuple[float, str] | None = None
         self.exit: tuple[float, ev.ProcessExited] | None = None
@@ -110,10 +114,15 @@ class Life:
         self.made_progress = -math.inf
         """When new progress was last told of: what comes at the same time counts as before it."""
         self.answered = -math.inf
+        self.advanced = -math.inf
+        """When progress was last told of that an earlier sample of this life had not shown."""
         self.waited = -math.inf
         """Until when it had a peer to wait for."""
         self.standing: dict[str, Standing] = {}
         self.failed = False
+        self.failed_at = math.inf
+        self.idled = -math.inf
+        """When it was last seen to do nothing."""
 
     @property
     def armed(self) -> bool:
@@ -123,6 +132,12 @@ class Life:
     @property
     def down(self) -> bool:
         return self.failed or self.muted or self.exit is not None or self.lost is not None
+
+    @property
+    def ended(self) -> float:
+        """From when on it was no more, or said to be; infinite: it goes on."""
+        told = [found[0] for found in (self.exit, self.lost, self.error) if found]
+        return min([self.failed_at, *told])
 
     @property
     def progressed(self) -> bool:
@@ -154,6 +169,9 @@ class Life:
         if old is None or new.progress != old.progress:
             self.answers = self.misses = 0
             self.made_progress = entry.t
+            self.advanced = self.advanced if old is None else entry.t
+        if new.active_age >= IDLE:
+            self.idled = entry.t
         self.agent, self.sample, self.sampled, self.sampled_at = entry.source, new, entry.t, entry.at
         for name in _AGES:
             age = getattr(new, name)

@@ -16,6 +16,7 @@ from typing import Any, Self
 import msgspec
 
 from ..errors import ConfigError, no_such
+from .contradictions import TOGETHER, Together, contradiction
 from .roles import Phase, RoleKind
 
 SAMPLING = 0.1
@@ -30,7 +31,8 @@ _MOST_TIMES = 10.0**6
 _MOST_COUNT = 10**6
 _EXACT = 2**53
 _UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0, "h": 3600.0}
-_TEXT = re.compile(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*(ms|s|min|h|x|)", re.IGNORECASE)
+_TEXT = re.compile(r" *([0-9]*\.?[0-9]+(?:e-?[0-9]+)?) *(ms|s|min|h|x|) *", re.IGNORECASE | re.ASCII)
+"""Blanks and no other white space: a line break in a setting is a slip. ASCII: else there are letters beyond it that match an s."""
 
 
 def plain_number(value: Any) -> Any:
@@ -162,9 +164,8 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def __post_init__(self) -> None:
         for path, value in self.items():
             _check_value(path, value)
-        for path, holds, why in _CONTRADICTIONS:
-            if not holds(self):
-                raise ConfigError(path, self.get(path), why(self))
+        if error := contradiction(_TOGETHER, dict(self.items())):
+            raise error
 
     @classmethod
     def paper(cls) -> Self:
@@ -237,7 +238,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 value = _relative(path, value)
             _check_value(path, value)
             return value
-        match = _TEXT.fullmatch(value.strip())
+        match = _TEXT.fullmatch(value)
         if not match:
             raise ConfigError(path, value, _allowed(path))
         number, unit = float(match[1]), match[2].lower()
@@ -274,7 +275,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         except msgspec.ValidationError as error:
             if isinstance(error.__cause__, ConfigError):
                 raise error.__cause__ from None
-            raise ConfigError("thresholds", values, f"must hold every section and setting, and no other: {error}") from None
+            raise _what_is_wrong(values) or ConfigError("thresholds", values, f"must hold every section and setting: {error}") from None
 
     def _with(self, values: Mapping[str, Any]) -> Self:
         sections: dict[str, dict[str, Any]] = {}
@@ -282,6 +283,9 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             section, name = _known(path)
             sections.setdefault(section, {})[name] = value
         made = {name: msgspec.structs.replace(getattr(self, name), **changes) for name, changes in sections.items()}
+        present = dict(self.items())
+        if error := contradiction(_TOGETHER, present | dict(values), [path for path in values if values[path] != present[path]]):
+            raise error
         return msgspec.structs.replace(self, **made)
 
 
@@ -296,11 +300,45 @@ _FRACTIONS = {"trainer.activity_floor"}
 _MAY_BE_ZERO = {"job.hysteresis"}
 
 
+def _what_is_wrong(values: Any) -> ConfigError | None:
+    """The first thing in plain ``values`` that is no setting, is missing, or is not what its setting takes."""
+    sections = {field.name: field.type for field in msgspec.structs.fields(Thresholds)}
+    if not isinstance(values, Mapping):
+        return ConfigError("thresholds", values, f"must be settings by section and name; the sections are {', '.join(sections)}")
+    for section, found in values.items():
+        if section not in sections:
+            return ConfigError("thresholds", section, no_such(str(section), sections))
+        if not isinstance(found, Mapping):
+            return ConfigError(f"thresholds.{section}", found, f"must be settings by name: {', '.join(_names(section))}")
+        for name in found:
+            if name not in _names(section):
+                return ConfigError(f"thresholds.{section}", name, no_such(str(name), _names(section), f"{section}."))
+    for section, kind in sections.items():
+        for field in msgspec.structs.fields(kind):
+            path, of_section = f"{section}.{field.name}", values.get(section, {})
+            if field.name not in of_section and not field.required and of_section:
+                continue
+            value = of_section.get(field.name)
+            try:
+                _check_value(path, _relative(path, value) if isinstance(value, Mapping) and path in HISTORY else plain_number(value))
+            except ConfigError as error:
+                if type(value) is not int or path in _COUNTS:
+                    return error
+    return None
+
+
+def _names(section: str) -> list[str]:
+    return [path.partition(".")[2] for path in PATHS if path.startswith(f"{section}.")]
+
+
 def _relative(path: str, values: Mapping[str, Any]) -> Relative:
     try:
         return msgspec.convert(dict(values), Relative)
     except msgspec.ValidationError as error:
-        raise ConfigError(path, values, f'must be a time, a multiple such as "4x", or the fields of a Relative: {error}') from None
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
+        allowed = 'must be a time, a multiple such as "4x", or the fields of one by name: times, floor and, if wanted, least'
+        raise ConfigError(path, values, f"{allowed} ({error})") from None
 
 
 def _known(path: str) -> tuple[str, str]:
@@ -308,7 +346,7 @@ def _known(path: str) -> tuple[str, str]:
         raise ConfigError("threshold", path, "must be the path of a setting as text, e.g. rollout.no_tokens")
     section, _, name = path.partition(".")
     if path not in PATHS:
-        here = [known.partition(".")[2] for known in PATHS if known.startswith(f"{section}.")]
+        here = _names(section)
         below = [known for known in PATHS if known.partition(".")[2] == path]
         said = no_such(name, here, f"{section}.") if here else no_such(path, PATHS, below=below)
         raise ConfigError("threshold", path, said)
@@ -348,38 +386,8 @@ def _check_value(path: str, value: Any) -> None:
         raise ConfigError(path, str(value) if isinstance(value, Relative) else value, _allowed(path))
 
 
-def _floor(limit: Limit) -> float:
-    return limit.floor if isinstance(limit, Relative) else limit
-
-
-def _not_below(path: str, other: str, why: str) -> tuple[str, Any, Any]:
-    return (path, lambda t: _floor(t.get(path)) >= _floor(t.get(other)),
-            lambda t: f"must not be shorter than {other} ({t.get(other)}): {why}")  # fmt: skip
-
-
-_CONTRADICTIONS: list[tuple[str, Any, Any]] = [
-    ("rollout.heartbeat", lambda t: t.rollout.heartbeat <= t.rollout.no_tokens,
-     lambda t: f"must not be longer than rollout.no_tokens ({t.rollout.no_tokens:g} s): the next suspicion would fall into the wait"),
-    ("job.hysteresis", lambda t: t.job.hysteresis < min(t.rollout.no_tokens, _floor(t.trainer.no_compute)),
-     lambda t: "must be shorter than rollout.no_tokens and trainer.no_compute: a second fault would fall into the first one's end"),
-    ("job.process_group", lambda t: t.job.process_group > _floor(t.trainer.no_compute),
-     lambda t: f"must be longer than trainer.no_compute ({t.trainer.no_compute}): else the ranks that wait break first, "
-               "and the one they wait for is never named"),
-    _not_below("trainer.no_marks", "trainer.no_compute", "a rank at work would be given less time than an idle one"),
-    _not_below("trainer.silent", "trainer.no_compute", "a rank stopped in the train phase is that rule's to judge"),
-    _not_below("trainer.grace", "trainer.no_compute", "grace stands for it at the start"),
-    _not_below("trainer.grace", "trainer.no_marks", "grace stands for it at the start"),
-    _not_below("rollout.wedged", "rollout.no_tokens", "an engine that stops while it decodes is that rule's to judge"),
-    _not_below("rollout.grace", "rollout.no_tokens", "grace stands for it at the start"),
-    _not_below("rollout.grace", "rollout.wedged", "grace stands for it at the start"),
-    _not_below("job.stall", "trainer.no_marks", "the rule that knows the role must speak first"),
-    _not_below("job.stall", "trainer.silent", "the rule that knows the role must speak first"),
-    ("job.stall", lambda t: _floor(t.job.stall) >= t.rollout.no_tokens + t.rollout.heartbeat * t.rollout.strikes,
-     lambda t: "must not be shorter than rollout.no_tokens and the heartbeats after it: the rule that knows the role must speak first"),
-    ("management.lag", lambda t: t.management.lag < t.management.silent,
-     lambda t: f"must be shorter than management.silent ({t.management.silent:g} s)"),
-    ("keeper.lag", lambda t: t.keeper.lag < t.keeper.silent, lambda t: f"must be shorter than keeper.silent ({t.keeper.silent:g} s)"),
-    ("node.silent", lambda t: t.node.silent >= 2 * KEEP_ALIVE,
-     lambda t: f"must be at least {2 * KEEP_ALIVE:g} s: a healthy agent may say nothing for {KEEP_ALIVE:g} s"),
+_TOGETHER = [
+    *TOGETHER,
+    Together(("node.silent",), lambda t: t["node.silent"] >= 2 * KEEP_ALIVE,
+             lambda t: f"must be at least {2 * KEEP_ALIVE:g} s: a healthy agent may say nothing for {KEEP_ALIVE:g} s"),
 ]  # fmt: skip
-"""(path to blame, condition, reason)."""

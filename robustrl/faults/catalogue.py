@@ -11,17 +11,14 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Union, get_args
 
-import msgspec
-
 from ..core.roles import PHASES, SINGLE, Phase, RoleId, RoleKind
-from ..errors import ConfigError
-from .checks import MOST_STEPS, Checked, named, plain_values
+from .checks import MOST_STEPS, Checked, made_of, named, settings_of
 
 _ALL = frozenset(RoleKind)
 _KINDS = frozenset(map(str, RoleKind))
 _TRAINER, _ROLLOUT = frozenset({RoleKind.TRAINER}), frozenset({RoleKind.ROLLOUT})
 _WORKERS = _ALL - {RoleKind.NODE_AGENT}
-NODE = re.compile(r"node-\d+")
+NODE = re.compile(r"node-(0|[1-9][0-9]{0,6})")
 _MOST_RANK = 10**6
 
 
@@ -372,19 +369,4 @@ CATALOGUE: dict[str, type[Fault]] = {str(kind.__struct_config__.tag): kind for k
 def make_fault(values: Mapping[str, Any]) -> AnyFault:
     """From plain values, ``fault`` naming the kind: ``{"fault": "kill", "target": "rollout-1", "step": 5}``. Raises ConfigError."""
     name = named(values, "fault", CATALOGUE, '{"fault": "kill", "target": "rollout-1"}')
-    return converted(values, CATALOGUE[name], name)
-
-
-def converted(values: Mapping[str, Any], kind: Any, name: str) -> Any:
-    """``values`` as ``kind``; what does not fit raises ConfigError with ``name`` and msgspec's words, or the struct's own error."""
-    given: Any = plain_values(values, name)
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, ConfigError):
-            raise error.__cause__ from None
-        text, _, path = str(error).partition(" - at `$.")
-        path = path.rstrip("`")
-        for part in re.findall(r"[^.\[\]]+", path):
-            given = given[int(part) if isinstance(given, list) else part] if isinstance(given, list) or part in given else None
-        raise ConfigError(f"{name}.{path}" if path else name, given, text[0].lower() + text[1:].replace("`", "")) from None
+    return made_of(CATALOGUE[name], settings_of(values, CATALOGUE[name], name))

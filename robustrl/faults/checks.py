@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from ..core.thresholds import MOST_SECONDS, plain_number
-from ..errors import ConfigError
+from ..errors import ConfigError, no_such
 
 MOST_STEPS = 10**9
 """As many as a job's configuration allows."""
@@ -62,6 +62,30 @@ def named(values: Any, key: str, kinds: Mapping[str, type], example: str) -> str
     if not isinstance(name, str) or name not in kinds:
         raise ConfigError(key, name, f"must be one of {', '.join(kinds)}")
     return str(name)
+
+
+def settings_of(values: Mapping[str, Any], kind: type[Checked], name: str) -> dict[str, Any]:
+    """Plain ``values`` without the name of their kind. Raises ConfigError for one that is no setting of it."""
+    fields, tag = kind.__struct_fields__, str(kind.__struct_config__.tag_field)
+    given = plain_values({field: value for field, value in values.items() if field != tag}, name)
+    for field, value in given.items():
+        if field not in fields:
+            raise ConfigError(f"{name}.{field}", value, no_such(str(field), fields))
+    return given
+
+
+def made_of(kind: type[Any], given: Mapping[str, Any]) -> Any:
+    """What is missing is refused in the words of the field's own check."""
+    needed = {field.name: None for field in msgspec.structs.fields(kind) if field.required}
+    return kind(**needed | dict(given))
+
+
+def placed(make: Callable[[Any], Any], values: Any, place: str) -> Any:
+    """``make(values)``; what it refuses is refused with the place where it was found."""
+    try:
+        return make(values)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error.field}", error.value, error.allowed) from None
 
 
 def plain_values(values: Mapping[str, Any], name: str) -> dict[str, Any]:

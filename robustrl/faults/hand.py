@@ -20,7 +20,7 @@ from ..core import events as ev
 from ..core.roles import RoleId, RoleKind
 from ..runtime.processes import ProcessId, is_alive, process_state, send_signal, wait_exit
 from ..runtime.status_page import Status, StatusReader
-from .orders import Order, off_file
+from .orders import Order, held_file, off_file
 
 _LOOK = 0.002
 """Seconds between two looks at a status page."""
@@ -38,11 +38,14 @@ class Hand:
         self._holders: dict[ProcessId, set[int]] = {}
         """Process -> the faults that keep it stopped; below 0: an order that was no fault."""
         self._orders = 0
+        self._folder = ""
+        """Where faults are called off, and noted while they last: for a later life of who has this hand."""
         self._lock = threading.Lock()
 
     def strike(self, order: Order, process: ProcessId) -> None:
         """Begin; returns at once."""
         with self._lock:
+            self._folder = order.folder
             called_off = self._called_off.setdefault(order.fault, threading.Event())
         threading.Thread(target=self._run, args=(order, process, called_off), name=f"fault-{order.fault}", daemon=True).start()
 
@@ -51,6 +54,7 @@ class Hand:
         busy with it finds a file.
         """
         with self._lock:
+            self._folder = folder
             ours = fault in self._called_off
             self._called_off.setdefault(fault, threading.Event()).set()
         off = off_file(folder, fault)
@@ -80,6 +84,8 @@ class Hand:
             if not send_signal(process, signal.SIGSTOP):
                 return False
             self._holders.setdefault(process, set()).add(fault)
+            if fault > 0:
+                self._note(fault, process)
             return True
 
     def _let_go(self, process: ProcessId, fault: int) -> bool:
@@ -89,20 +95,39 @@ class Hand:
             if fault not in holders:
                 return False
             holders.remove(fault)
+            if fault > 0:
+                held_file(self._folder, fault).unlink(missing_ok=True)
             if holders:
                 return True
             del self._holders[process]
-            return send_signal(process, signal.SIGCONT)
+            return bool(self._inherited(process)) or send_signal(process, signal.SIGCONT)
 
     def _wake(self, process: ProcessId) -> None:
         with self._lock:
-            if process not in self._holders:
+            if process not in self._holders and not self._inherited(process):
                 send_signal(process, signal.SIGCONT)
+
+    def _note(self, fault: int, process: ProcessId) -> None:
+        """What this life stops, a later one can tell from what it stops itself."""
+        note = held_file(self._folder, fault)
+        try:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(_written(process))
+        except OSError as error:  # a full disk, say: what was done stays done
+            log.warning("fault %d: not noted: %s", fault, error)
+
+    def _inherited(self, process: ProcessId) -> list[int]:
+        """Faults of a former life that were neither over nor called off: they keep the process stopped."""
+        notes = {int(note.stem.partition("-")[2]): note for note in Path(self._folder).glob("fault-*.held")} if self._folder else {}
+        return sorted(
+            fault for fault, note in notes.items()
+            if fault not in self._called_off and not off_file(self._folder, fault).exists() and note.read_text() == _written(process)
+        )  # fmt: skip
 
     def _held(self, process: ProcessId) -> str:
         """Who else still holds it, in words; empty: it runs."""
         with self._lock:
-            others = sorted(self._holders.get(process, ()))
+            others = sorted([*self._holders.get(process, ()), *self._inherited(process)])
         names = [f"fault {other}" if other > 0 else "an order to hang" for other in others]
         return f"; it is still held by {' and '.join(names)}" if names else ""
 
@@ -191,6 +216,10 @@ class Hand:
     def _report(self, order: Order, status: Status, began: float, proof: dict[str, Any]) -> None:
         proof["ago"] = round(time.monotonic() - began, 6)
         self._emit(order.injected(status, proof))
+
+
+def _written(process: ProcessId) -> str:
+    return f"{process.pid} {process.start_ticks}"
 
 
 def _fits(order: Order, status: Status, on_step: bool) -> bool:

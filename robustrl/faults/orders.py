@@ -55,3 +55,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 def off_file(folder: str, fault: int) -> Path:
     """While this file is there, the fault is called off: for a process that can hear nothing."""
     return Path(folder, f"fault-{fault}.off")
+
+
+def held_file(folder: str, fault: int) -> Path:
+    """While this file is there, the fault keeps the process stopped that the file names."""
+    return Path(folder, f"fault-{fault}.held")

@@ -18,8 +18,8 @@ import msgspec
 
 from ..core.thresholds import MOST_SECONDS
 from ..errors import ConfigError
-from .catalogue import AnyFault, CleanExit, Fault, Hang, Kill, RaiseException, Wedge, converted, make_fault
-from .checks import MOST_SEED, MOST_STEPS, Checked, named
+from .catalogue import AnyFault, CleanExit, Fault, Hang, Kill, RaiseException, Wedge, make_fault
+from .checks import MOST_SEED, MOST_STEPS, Checked, made_of, named, placed, settings_of
 
 _LEAST_RATE, _MOST_RATE = 1e-4, 600.0
 """Faults in a minute: from one in a week on, up to ten in a second."""
@@ -183,9 +183,12 @@ class FaultList(Schedule, frozen=True, kw_only=True, tag="list"):
         except RecursionError:
             raise ConfigError("schedule file", str(path), "cannot be read: it is nested too deeply") from None
         found = values.get("faults") if isinstance(values, dict) else values
-        if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
+        if not isinstance(found, list) or not found:
             raise ConfigError("schedule file", str(path), "must hold a list of faults, each a table with the key fault and its settings")
-        return cls(faults=[make_fault(each) for each in found], hidden=hidden)
+        where = f"schedule file {str(path)!r}"
+        if isinstance(values, dict) and (others := [key for key in values if key != "faults"]):
+            raise ConfigError(f"{where}: {others[0]}", values[others[0]], "must be left out: such a file holds faults, and nothing else")
+        return cls(faults=[placed(make_fault, each, f"{where}, faults[{i}]") for i, each in enumerate(found)], hidden=hidden)
 
     def occurrences(self, steps: int, seed: int, committed: int = 0) -> Iterator[Occurrence]:
         yield from map(Occurrence, self.faults)
@@ -216,4 +219,9 @@ SCHEDULES: dict[str, type[Schedule]] = {str(kind.__struct_config__.tag): kind fo
 def make_schedule(values: Mapping[str, Any]) -> Schedule:
     """From plain values, ``schedule`` naming the kind. Raises ConfigError."""
     name = named(values, "schedule", SCHEDULES, '{"schedule": "at_step", "step": 5, "fault": {"fault": "kill", "target": "rollout-1"}}')
-    return converted(values, SCHEDULES[name], name)
+    given = settings_of(values, SCHEDULES[name], name)
+    if isinstance(fault := given.get("fault"), dict):
+        given["fault"] = placed(make_fault, fault, f"{name}.fault")
+    if isinstance(faults := given.get("faults"), list):
+        given["faults"] = [placed(make_fault, each, f"{name}.faults[{i}]") for i, each in enumerate(faults)]
+    return made_of(SCHEDULES[name], given)

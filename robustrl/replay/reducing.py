@@ -90,7 +90,7 @@ class _Reduction:
         for life, spans in unrest.items():
             for span in spans:
                 self._keep_span(life, *span)
-        for places in self.samples.values():
+        for places in (*self.samples.values(), *self.recording.heard.values()):
             self.keep[places[0]] = 1
         stalls = self._others()
         for span in stalls:

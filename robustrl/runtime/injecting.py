@@ -205,13 +205,14 @@ class Injector:
             options=msgspec.to_builtins(fault),
         )
 
-    async def _set_free(self, fault: int, role: str, incarnation: int) -> None:
+    async def _set_free(self, fault: int, role: str, _incarnation: int) -> None:
         lives, view = self._host.lives, self._host.state.roles[role]
+        process = ProcessId(view.pid, lives.ticks[role])
         if view.kind is RoleKind.NODE_AGENT:
-            self._hand.call_off(fault, self._folder, ProcessId(view.pid, lives.ticks[role]))
+            self._hand.call_off(fault, self._folder, process)
             return
         try:
-            await lives.agent_of(view.node).call("call_off", fault, self._folder, role, incarnation, deadline=_CALL)
+            await lives.agent_of(view.node).call("call_off", fault, self._folder, *process, deadline=_CALL)
         except (PeerDied, WaitTimeout) as error:
             raise RobustRLError(f"fault {fault} could not be undone: {error}") from error
 

@@ -89,9 +89,9 @@ class NodeAgent(Role):
             raise RobustRLError(f"{order.role} incarnation {order.incarnation} is not there: nothing was hit")
         self._hand.strike(order, process)
 
-    async def call_off(self, fault: int, folder: str, role: str, incarnation: int) -> None:
-        """The fault and all that lasts of it."""
-        self._hand.call_off(fault, folder, self._processes.get((role, incarnation)))
+    async def call_off(self, fault: int, folder: str, pid: int, start_ticks: int) -> None:
+        """The fault and all that lasts of it. The process is named, for a later life of this agent may be asked before it watches it."""
+        self._hand.call_off(fault, folder, ProcessId(pid, start_ticks))
 
     async def kill(self, role: str, incarnation: int, pid: int, start_ticks: int) -> None:
         """SIGKILL, and return when the process is dead; one that is dead already is left in peace. Raises WaitTimeout.

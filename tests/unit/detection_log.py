@@ -35,8 +35,10 @@ class Log:
         self.t = t
         return said
 
-    def start(self, role: str, t: float, incarnation: int = 1, ready: bool = True) -> None:
-        self.add(t, ev.RoleStarted(role=role, incarnation=incarnation, node=f"node-{role[-1]}", pid=7, start_ticks=1))
+    def start(self, role: str, t: float, incarnation: int = 1, ready: bool = True, node: str = "") -> None:
+        """An agent is beside its roles only where ``node`` says so: else it would have to tell of them, which few tests are about."""
+        node = node or ("elsewhere" if role.startswith("node_agent") else f"node-{role[-1]}")
+        self.add(t, ev.RoleStarted(role=role, incarnation=incarnation, node=node, pid=7, start_ticks=1))
         if ready:
             self.add(t, ev.RoleReady(role=role, incarnation=incarnation, seconds=1.0))
 

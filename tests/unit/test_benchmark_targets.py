@@ -114,16 +114,16 @@ def test_each_management_role_is_judged_by_its_own_figures() -> None:
 
 
 def test_ettr_holds_the_measured_loss_against_the_predicted_one() -> None:
-    def long(span: float, loss: float, predicted: float | None = None) -> dict[str, Any]:
-        found = {"span_s": span, "lost_s": loss, "redone_s": 0.0, "ettr_strict": 1 - loss / span}
-        return found if predicted is None else found | {"predicted_loss_s": predicted}
+    def long(span: float, loss: float, faults: int = 0) -> dict[str, Any]:
+        return {"span_s": span, "lost_s": loss, "redone_s": 0.0, "ettr_strict": 1 - loss / span, "faults": faults}
 
-    rows = {
-        "isolated-warm-10": long(260.0, 20.0, 24.0),
-        "isolated-warm-5": long(250.0, 10.0, 12.0),
-        "isolated-warm-2": long(245.0, 5.0, 4.0),
+    rows: dict[str, Any] = {
+        "probe-isolated-warm": {"model_loss_per_fault_s": 4.0},
+        "isolated-warm-10": long(260.0, 20.0, 6),
+        "isolated-warm-5": long(250.0, 10.0, 3),
+        "isolated-warm-2": long(245.0, 5.0, 1),
         "isolated-warm-0": long(240.0, 0.0),
-        "full-cold-10": long(400.0, 160.0, 150.0),
+        "full-cold-10": long(400.0, 160.0, 6),
         "full-cold-0": long(246.0, 0.0),
     }
     found = targets(ettr._Ettr(), ettr.judge, rows)
@@ -131,9 +131,9 @@ def test_ettr_holds_the_measured_loss_against_the_predicted_one() -> None:
     assert found["end to end at 10%: isolated warm faster than full cold (%)"]["value"] == pytest.approx(35.0)
     assert found["isolated-warm: measured loss off the predicted one, largest (share of the span)"]["value"] == pytest.approx(4 / 260)
     assert found["at 0% the two differ by at most (share)"]["value"] == pytest.approx(6 / 243)
-    del rows["isolated-warm-2"]["predicted_loss_s"]
+    del rows["probe-isolated-warm"]
     off = targets(ettr._Ettr(), ettr.judge, rows)["isolated-warm: measured loss off the predicted one, largest (share of the span)"]
-    assert not off["met"], "what was not predicted beforehand is no hit"
+    assert not off["met"], "what was not predicted is no hit"
 
 
 def test_learning_is_unharmed_only_if_the_whole_interval_is_small() -> None:

@@ -17,6 +17,47 @@ def test_an_agent_that_watches_and_says_nothing():
     assert (verdict.role, verdict.rule, verdict.due) == ("node_agent-1", "agent_silent", 15.0)
 
 
+@pytest.mark.parametrize("first", ["agent", "role"])
+def test_an_agent_that_never_says_a_word_is_judged_once_there_is_somebody_to_tell_of(first):
+    log = Log("trainer-0")
+    order = ["node_agent-7", "rollout-7"] if first == "agent" else ["rollout-7", "node_agent-7"]
+    for role in order:
+        log.start(role, 10.0, node="node-7", ready=False)
+    for t, role in zip((20.0, 22.0), order, strict=True):
+        assert log.add(t, ev.RoleReady(role=role, incarnation=1, seconds=1.0)) == []
+    assert log.tick(26.9) == [], "it has node.silent for its first word, as for any"
+    (verdict,) = log.tick(27.0)
+    assert (verdict.role, verdict.rule, verdict.onset, verdict.due) == ("node_agent-7", "agent_silent", 22.0, 27.0)
+
+
+def test_before_its_first_word_an_agent_is_not_judged_by_what_it_cannot_tell_of():
+    log = Log("trainer-0")
+    log.start("node_agent-7", 10.0, node="node-7")
+    log.start("rollout-7", 10.0, node="node-7", ready=False)
+    assert log.tick(60.0) == [], "nobody on its node is ready: the rule start is in charge of those"
+    log.add(61.0, exited("rollout-7"))
+    assert [v.role for v in log.verdicts] == ["rollout-7"]
+    log.start("rollout-7", 61.5, incarnation=2, node="node-7")
+    log.add(64.0, ev.ClockGap(seconds=2.0))
+    assert log.tick(68.4) == [], "nor for the time in which the host did not run"
+    assert [v.due for v in log.tick(68.5)] == [pytest.approx(68.5)]
+
+
+def test_an_agents_later_life_that_stops_before_its_first_word_is_judged():
+    log = Log()
+    log.start("node_agent-7", 0.0, node="node-7")
+    log.start("rollout-7", 0.0, node="node-7")
+    words = {"progress": 5, "pending": 0, "step": 3, "version": 1, "loop_age": 0.0, "cpu": 1.0, "process": "S", "lag": 0.0}
+    sample = ev.RoleSample(role="rollout-7", incarnation=1, phase="waiting_request", phase_age=1.0, **words)
+    log.add(1.0, sample, "node_agent-7")
+    log.add(2.0, exited("node_agent-7"))
+    log.start("node_agent-7", 4.0, incarnation=2, node="node-7")
+    assert [v.rule for v in log.tick(9.0)] == ["agent_silent"] and log.verdicts[-1].incarnation == 2
+    log.start("node_agent-7", 10.0, incarnation=3, node="node-7")
+    log.add(10.5, sample, "node_agent-7", 3)
+    assert log.tick(15.4) == [] and [v.due for v in log.tick(15.5)] == [pytest.approx(15.5)]
+
+
 def test_an_agent_whose_roles_have_all_ended_may_be_silent():
     log = Log("trainer-0")
     log.sample(10.0, "trainer-0", "waiting_batch")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from detection_log import LAB, Log
+from detection_log import LAB, Log, exited
 
 
 def test_a_trainer_without_compute_is_said_when_a_sample_shows_it_and_due_is_exact():
@@ -165,3 +165,85 @@ def test_of_two_stopped_ranks_both_are_to_blame_though_one_was_waiting_when_it_w
     log.sample(13.2, "trainer-1", "train", active_age=3.2, loop_age=3.08, process="T")
     log.sample(13.2, "trainer-0", "train", active_age=3.1, loop_age=3.1, process="T")
     assert log.said() == [("trainer-1", "failed", "no_compute"), ("trainer-0", "failed", "no_compute")]
+
+
+# -- beside a rank that has ended and is not replaced (job.recovery.mode = "observe") ---
+
+
+def beside_a_dead_one(*, mine: int, theirs: int) -> Log:
+    """trainer-1 has ended at 10 s; micro-batches left."""
+    log = Log("trainer-0", "trainer-1")
+    log.sample(9.9, "trainer-0", "train", active_age=0.0, pending=mine, progress_age=0.1)
+    log.sample(9.9, "trainer-1", "train", active_age=0.0, pending=theirs, progress_age=0.1)
+    log.add(10.0, exited("trainer-1"))
+    return log
+
+
+def of(log: Log, role: str) -> list[tuple[str, str, str]]:
+    return [(v.kind, v.rule, v.evidence.get("chosen_by", "")) for v in log.verdicts if v.role == role]
+
+
+@pytest.mark.parametrize("phase", ["train", "optimizer", "snapshot", "waiting_batch"])
+def test_a_rank_that_is_stopped_beside_one_that_has_ended_gets_its_own_verdict(phase):
+    log = beside_a_dead_one(mine=2, theirs=2)
+    for t in range(11, 30):
+        log.sample(float(t), "trainer-0", phase, active_age=t - 10.0, progress_age=t - 10.0, phase_age=t - 10.0)
+    assert "failed" not in [kind for kind, *_ in of(log, "trainer-0")]
+    for t in range(30, 37):
+        ages = dict.fromkeys(("active_age", "progress_age", "phase_age"), t - 10.0)
+        log.sample(float(t), "trainer-0", phase, **ages, loop_age=t - 29.5, process="T")
+    (failed,) = [v for v in log.verdicts if (v.role, v.kind) == ("trainer-0", "failed")]
+    assert failed.onset == pytest.approx(29.5) and failed.due <= 29.5 + LAB.trainer.silent + 0.01
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_rank_is_stuck_by_itself_where_the_one_that_has_ended_had_come_further(busy):
+    log = beside_a_dead_one(mine=3, theirs=1)
+    for t in range(11, 23):
+        log.sample(float(t), "trainer-0", "train", active_age=0.0 if busy else t - 9.8, progress_age=t - 9.8, pending=3)
+    assert of(log, "trainer-0")[-1] == ("failed", "no_marks" if busy else "no_compute", "on its own since the others ended")
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_rank_that_went_on_long_after_the_other_had_ended_does_not_wait_for_it(busy):
+    log = beside_a_dead_one(mine=20, theirs=20)
+    for n, t in enumerate((11.0, 12.0, 13.0, 14.0)):
+        log.sample(t, "trainer-0", "train", active_age=0.0, progress_age=0.1, progress=6 + n, pending=19 - n)
+    for t in range(15, 26):
+        log.sample(float(t), "trainer-0", "train", active_age=0.0 if busy else t - 14.0, progress_age=t - 13.9, progress=9, pending=16)
+    assert of(log, "trainer-0") == [("failed", "no_marks" if busy else "no_compute", "on its own since the others ended")]
+
+
+def test_a_rank_that_waited_for_one_that_has_ended_and_then_works_without_end_is_wedged_by_itself():
+    log = beside_a_dead_one(mine=2, theirs=2)
+    for t in range(11, 31):
+        log.sample(float(t), "trainer-0", "train", active_age=t - 10.0, progress_age=t - 10.0)
+    for t in range(31, 42):
+        log.sample(float(t), "trainer-0", "train", active_age=0.0, progress_age=t - 10.0)
+    assert of(log, "trainer-0")[-1] == ("failed", "no_marks", "at work after its wait")
+    assert log.verdicts[-1].due == pytest.approx(40.0) and log.verdicts[-1].onset == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_where_it_cannot_be_told_a_rank_waits_and_the_rule_says_that_it_is_blind_there(busy):
+    """Stuck at the very micro-batch at which it may wait for the one that has ended: a wait, or a wait that spins, looks the same."""
+    log = beside_a_dead_one(mine=2, theirs=2)
+    for t in range(11, 60):
+        log.sample(float(t), "trainer-0", "train", active_age=0.0 if busy else t - 10.0, progress_age=t - 10.0)
+    (rule,) = {v.rule for v in log.verdicts if v.role == "trainer-0"}
+    assert {v.kind for v in log.verdicts if v.role == "trainer-0"} == {"waiting_on_peer"}
+    (spot,) = {v.blind_spot for v in log.verdicts if v.rule == rule}
+    assert "beside a rank that has ended and is not replaced" in spot
+
+
+def test_a_rank_that_waits_for_one_that_was_condemned_and_works_on_is_no_culprit():
+    log = Log("trainer-0", "trainer-1")
+    log.sample(9.8, "trainer-0", "train", active_age=0.0, pending=20, progress=5, progress_age=0.1)
+    log.sample(9.9, "trainer-1", "train", active_age=0.0, pending=20, progress=5, progress_age=10.1)
+    assert [kind for kind, *_ in of(log, "trainer-1")] == ["failed"]
+    for n, t in enumerate((11.0, 12.0, 13.0, 14.0, 15.0)):
+        for role in ("trainer-1", "trainer-0"):
+            log.sample(t, role, "train", active_age=0.0, progress_age=0.1, progress=6 + n, pending=19 - n)
+    for t in range(16, 26):
+        log.sample(float(t), "trainer-0", "train", active_age=t - 15.0, progress_age=t - 15.0, progress=10, pending=15)
+    assert {kind for kind, *_ in of(log, "trainer-0")} == {"waiting_on_peer"}

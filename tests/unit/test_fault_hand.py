@@ -212,6 +212,48 @@ def test_a_later_life_of_the_agent_undoes_what_the_one_before_did(bench: Bench) 
     bench.state("SR")
 
 
+def test_a_later_life_lets_go_what_the_one_before_stopped_and_only_that(bench: Bench) -> None:
+    """It knows what the one before holds: no end of a fault of its own sets that process free, the end of that one does."""
+    bench.strike(first := bench.order("hang"))
+    bench.next()
+    former, bench.hand = bench.hand, Hand(bench.said.put)
+    bench.strike(bench.order("freeze", fault=2, options={"seconds": 0.1}))
+    assert bench.next().fault == 2 and bench.next().reason == "its 0.1 s are over; it is still held by fault 1"
+    bench.state("T")
+    bench.strike(bench.order("hang", fault=3))
+    assert bench.next().fault == 3
+    bench.hand.call_off(1, first.folder, bench.process)
+    bench.state("T")
+    time.sleep(0.05)
+    bench.state("T")
+    bench.hand.call_off(3, first.folder, bench.process)
+    bench.state("SR")
+    assert former is not bench.hand and not list(Path(first.folder).glob("*.held"))[1:]
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_two_faults_of_a_former_life_are_called_off_one_by_one_also_twice(bench: Bench, order: tuple[int, int]) -> None:
+    for fault in (1, 2):
+        bench.strike(bench.order("hang", fault=fault))
+        bench.next()
+    folder, later = bench.order("hang").folder, Hand(bench.said.put)
+    later.call_off(order[0], folder, bench.process)
+    later.call_off(order[0], folder, bench.process)
+    time.sleep(0.05)
+    bench.state("T")
+    later.call_off(order[1], folder, bench.process)
+    bench.state("SR")
+
+
+def test_what_was_over_in_a_former_life_holds_nothing(bench: Bench) -> None:
+    bench.strike(bench.order("freeze", options={"seconds": 0.05}))
+    assert [type(bench.next()).__name__ for _ in range(2)] == ["FaultInjected", "FaultEnded"]
+    bench.hand = Hand(bench.said.put)
+    bench.strike(bench.order("freeze", fault=2, options={"seconds": 0.05}))
+    assert bench.next().fault == 2 and bench.next().reason == "it goes on after 0.05 s"
+    bench.state("SR")
+
+
 def test_a_target_that_vanishes_leaves_no_thread(bench: Bench, victim: subprocess.Popen[bytes]) -> None:
     bench.strike(bench.order("kill", phase="pull"))
     victim.kill()

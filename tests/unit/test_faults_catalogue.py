@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from robustrl.core.roles import RoleId, RoleKind
 from robustrl.errors import ConfigError
 from robustrl.faults import (
     AtStep,
@@ -62,8 +63,19 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: Freeze("supervisor", seconds=1), r"freeze.target = 'supervisor'"),
     (lambda: make_fault({"fault": "explode"}), r"fault = 'explode': must be one of kill, hang"),
     (lambda: make_fault({"fault": "kill", "target": "x"}), r"kill.target = 'x'"),
-    (lambda: make_fault({"fault": "kill", "target": "trainer", "stp": 3}), r"unknown field stp"),
-    (lambda: make_fault({"fault": "hang", "target": "trainer", "seconds": "long"}), r"hang.seconds = .*expected float, got str"),
+    (lambda: make_fault({"fault": "kill", "target": "trainer", "stp": 3}),
+     r"kill.stp = 3: there is no such setting; did you mean step\? There are: target, rank"),
+    (lambda: make_fault({"fault": "hang", "target": "trainer", "seconds": "long"}), r"hang.seconds = 'long': must be a finite number"),
+    (lambda: make_fault({"fault": "slow", "target": "trainer"}), r"slow.seconds = None: must be a finite number of seconds, at least 0.01"),
+    (lambda: make_fault({"fault": "kill", "target": "trainer", "step": "5"}), r"kill.step = '5': must be an optimizer step, from 1 on"),
+    (lambda: make_fault({"fault": "kill", "target": "trainer", 3: 1}), r"kill.3 = 1: there is no such setting; there are: target, rank"),
+    (lambda: make_schedule({"schedule": "poisson", "per_minute": 1, "fault": {}}),
+     r"poisson.fault = \{\}: .*did you mean faults\? There are: "),
+    (lambda: make_schedule({"schedule": "poisson", "per_minute": "x", "faults": [{"fault": "kill", "target": "rollout"}]}),
+     r"poisson.per_minute = 'x': must be a finite number of faults"),
+    (lambda: make_schedule({"schedule": "at_step", "step": 3}), r"at_step.fault = None: must be a fault of robustrl.faults"),
+    (lambda: make_schedule({"schedule": "list", "faults": [{"fault": "kill", "target": "trainer"}, {"fault": "kil"}]}),
+     r"list.faults\[1\]: fault = 'kil': must be one of kill, hang"),
     (lambda: EveryNSteps(0, Kill("trainer")), r"every_n_steps.every = 0"),
     (lambda: AtStep(0, Kill("trainer")), r"at_step.step = 0: must be an optimizer step"),
     (lambda: PaperFrequency(percent=0), r"paper_frequency.percent = 0"),
@@ -134,7 +146,12 @@ def test_a_list_from_a_file(tmp_path: Path) -> None:
     for text, message in [
         ('[{"fault": "kill"}]', "kill.target"),
         ("{}", "must hold a list"),
-        ("[3]", "must hold a list"),
+        ("[3]", r"faults.json', faults\[0\]: fault = 3: must be its settings by name"),
+        ('[{"fault": "kill", "target": "trainer"}, {"fault": "kill", "target": "rollout", "stp": 3}]',
+         r"faults.json', faults\[1\]: kill.stp = 3: there is no such setting; did you mean step"),
+        ('{"faults": [{"fault": "hang", "target": "trainer", "seconds": "3s"}]}',
+         r"faults.json', faults\[0\]: hang.seconds = '3s': must be a finite number of seconds"),
+        ('{"faults": [{"fault": "kill", "target": "trainer"}], "sede": 3}', r"faults.json': sede = 3: must be left out"),
         ("[", "cannot be read"),
     ]:
         as_json.write_text(text)
@@ -158,3 +175,19 @@ def test_each_schedule_survives_the_way_over_the_socket() -> None:
         assert make_schedule(json.loads(json.dumps(msgspec.to_builtins(schedule)))) == schedule
     [surprise] = Surprise(seed=5).occurrences(10, 0)
     assert Surprise().hidden and [surprise] == list(Surprise(seed=5).occurrences(10, 1))
+
+
+ODD_NAMES = ["rollout-01", "rollout-00", "rollout-\u0663", "rollout-1 ", "rollout-1\n", "rollout--1", "rollout-+1", "rollout-", "Rollout-1"]
+ODD_NAMES += ["rollout-" + "9" * 5000, "rollout-1_0", "rollout-1.0"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=range(len(ODD_NAMES)))
+def test_a_role_has_one_name(name: str) -> None:
+    with pytest.raises(ValueError, match="KIND-INDEX"):
+        RoleId.parse(name)
+    with pytest.raises(ConfigError, match=r"kill.target = .*must be one of .*KIND one of agent_worker, .*e.g. rollout-1"):
+        Kill(name)
+    with pytest.raises(ConfigError, match="node_loss.target"):
+        NodeLoss(name.replace("rollout", "node"))
+    for kind in RoleKind:
+        assert str(RoleId.parse(str(RoleId(kind, 0)))) == str(RoleId(kind, 0))

@@ -96,7 +96,7 @@ def test_any_value_given_to_a_function_is_taken_or_named(value: Any) -> None:
         (lambda: LAB.updated({"job.stall": value}), ["job.stall", "multiple"]),
         (lambda: Thresholds.named(value), ["thresholds"]),
         (lambda: Thresholds.relative(value), ["multiple", *HISTORY]),
-        (lambda: Thresholds.from_dict(value), ["thresholds"]),
+        (lambda: Thresholds.from_dict(value), ["thresholds", *PATHS]),
         (lambda: Relative(value, 3.0), ["multiple.times"]),
         (lambda: Relative(4.0, value), ["multiple.floor"]),
         (lambda: Relative(4.0, 3.0, value), ["multiple.least"]),

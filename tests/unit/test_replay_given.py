@@ -82,4 +82,4 @@ def test_what_is_no_time(run: Run, value: Any) -> None:
 def test_a_sweep_says_how_many_settings_contradict_themselves_and_why(run: Run) -> None:
     found = sweep(run, {"rollout.no_tokens": [3.0, 4.0, 90.0]}, processes=1, progress=False)
     assert len(found.settings) == 2 and found.skipped == 2
-    assert "2 left out that contradict themselves (rollout.heartbeat = 30.0: must not be longer" in repr(found)
+    assert "2 left out that contradict themselves (rollout.no_tokens = 3.0: does not go with rollout.heartbeat" in repr(found)

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from robustrl.core import events as ev
+from robustrl.core.contradictions import contradiction
 from robustrl.core.roles import RoleKind
-from robustrl.core.thresholds import HISTORY, LEAST, PATHS, SECTION, Relative, Thresholds
+from robustrl.core.thresholds import _COUNTS, _TOGETHER, HISTORY, LEAST, PATHS, SECTION, Relative, Thresholds
 from robustrl.errors import ConfigError
 from robustrl.live_settings import LiveThresholds
 
@@ -122,6 +123,77 @@ def test_contradictions_are_refused_with_the_reason(path, value, words):
     with pytest.raises(ConfigError) as caught:
         LAB.replace(path, value)
     assert words in str(caught.value)
+    assert (caught.value.field, caught.value.value) == (path, LAB.parse(path, value))
+
+
+@pytest.mark.parametrize("rule", _TOGETHER, ids=lambda rule: "-".join(rule.paths))
+@pytest.mark.parametrize("base", [LAB, Thresholds.paper(), Thresholds.relative()], ids=["lab", "paper", "relative"])
+def test_whichever_setting_is_changed_the_contradiction_names_it_and_the_others(rule, base):
+    """Also a count that is allowed by itself, and one of several that are changed together."""
+    for path in rule.paths:
+        refused = 0
+        for value in (1, 1_000_000) if path in _COUNTS else (0.3 + 1e-9, 9e6):
+            try:
+                base.replace(path, value)
+            except ConfigError as error:
+                refused += 1
+                assert type(error) is ConfigError, "else it would not cross the socket as what it is"
+                assert (error.field, error.value) == (path, value)
+                assert path in error.allowed or path == "node.silent", "it takes part in what is allowed together"
+                with pytest.raises(ConfigError) as caught:
+                    base.updated({"trainer.straggler": 4, path: value})
+                assert str(caught.value) == str(error)
+                alone = contradiction([rule], dict(base.items()) | {path: error.value}, [path])
+                assert alone is None or all(f"{other} (" in alone.allowed for other in rule.paths if other != path)
+        assert refused
+
+
+def test_nobody_changed_anything_and_the_record_contradicts_itself():
+    record = LAB.to_dict()
+    record["rollout"]["strikes"] = 100
+    with pytest.raises(ConfigError, match=r"job.stall = 90.0: does not go with .*rollout.strikes \(100\): .*x rollout.strikes \(303 s\)"):
+        Thresholds.from_dict(record)
+
+
+NO_TIMES = [
+    "3\ns", "3\ts", "3 s\n", "\n3s", "\t3s", "3s\r", "3\u00a0s", "\u20093s", "3s\x0b", "3\x1fs", "3\u2028s", "\uff13s", "\u0663s",
+    "3\u017f", "3m\u017f", "3\u200bs", "\ufeff3s",
+    "3_0s", "3,5s", "+3s", "0x3s", "3s s", "3 0s", "3\x00s", "3m\nin", "4\nx", "\u0664x", "3 \ufb06",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_TIMES, ids=ascii)
+def test_a_time_holds_ascii_digits_a_unit_and_blanks_and_nothing_else(text):
+    for path in PATHS:
+        with pytest.raises(ConfigError) as caught:
+            LAB.replace(path, text)
+        assert caught.value.field == path and caught.value.value == text and "must be" in caught.value.allowed
+
+
+def _damaged(section: str, name: str | None, value: object) -> dict:
+    record = LAB.to_dict()
+    if name is None:
+        record[section] = value
+    else:
+        record.setdefault(section, {})[name] = value
+    return record
+
+
+@pytest.mark.parametrize(("record", "words"), [
+    (_damaged("rollout", "no_token", 3.0), "thresholds.rollout = 'no_token': there is no such setting; did you mean rollout.no_tokens?"),
+    (_damaged("rolout", None, {}), "thresholds = 'rolout': there is no such setting; did you mean rollout? There are: job, trainer"),
+    (_damaged("rollout", "no_tokens", "soon"), "rollout.no_tokens = 'soon': must be a finite time of at least 0.3 s"),
+    (_damaged("rollout", "strikes", 1.5), "rollout.strikes = 1.5: must be a whole number from 1 on"),
+    (_damaged("node", None, 3), "thresholds.node = 3: must be settings by name: silent"),
+    (_damaged("job", "stall", {"time": 3.0, "floor": 3.0}), "job.stall = .*the fields of one by name: times, floor"),
+    (_damaged("trainer", "silent", None), "trainer.silent = None: must be a finite time"),
+    ({}, "job.stall = None: must be a finite time"),
+    (None, "thresholds = None: must be settings by section and name; the sections are job, trainer"),
+    ({**LAB.to_dict(), 3: {}}, "thresholds = 3: there is no such setting"),
+])  # fmt: skip
+def test_a_damaged_record_says_what_is_wrong_and_what_is_allowed(record, words):
+    with pytest.raises(ConfigError, match=words.replace("?", r"\?")):
+        Thresholds.from_dict(record)
 
 
 @pytest.mark.parametrize("made", [Thresholds.lab(), Thresholds.paper(), Thresholds.relative(), LAB.replace("job.stall", "3x")])

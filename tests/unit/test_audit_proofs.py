@@ -1,0 +1,114 @@
+"""What the proof of each kind of fault must show, and logs in which the rest says that it was not done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from robustrl.core import events as ev
+from robustrl.core.audit_faults import faults
+from robustrl.core.audit_log import Log
+from robustrl.core.audit_proofs import PROOFS, lacks
+from robustrl.faults.catalogue import CATALOGUE
+
+KILLED = {"signal": "SIGKILL", "process": "gone", "ago": 0.1}
+STOPPED = {"signal": "SIGSTOP", "process": "T", "ago": 0.001}
+INSIDE = {"thread": "engine", "place": "decode"}
+GOOD: dict[str, dict[str, Any]] = {
+    "kill": KILLED, "node_loss": KILLED | {"raylet": 9, "processes": 3, "removed": []}, "hang": STOPPED, "freeze": STOPPED,
+    "partition": {"link": "node1", "answers": False, "ago": 0.2}, "delay": {"link": "node1", "milliseconds": 5.0, "ago": 0.2},
+    "slow": STOPPED | {"share": 0.5, "period": 0.2}, "wedge": INSIDE | {"busy": True}, "exception": INSIDE | {"raised": "InjectedError"},
+    "memory_exhaustion": {"thread": "engine", "limit": 9, "allocated": 0, "raised": "MemoryError"}, "clean_exit": INSIDE | {"exit": 0},
+    "corrupt_weights": {"bytes": 64, "at": 100, "of": 200}, "corrupt_snapshot": {"bytes": 64, "at": 0, "of": 64},
+    "full_disk": {"full": 65536, "folder": "checkpoints", "thread": "writer"}, "long_first_token": {"held": "tokens"},
+    "idle_rollout": {"held": "requests"}, "slow_tool": {"thread": "a", "place": "tool", "seconds": 3.0},
+    "long_advantage": {"thread": "a", "place": "advantage", "seconds": 3.0},
+    "long_checkpoint": {"thread": "a", "place": "snapshot", "seconds": 3.0}, "first_compile": INSIDE | {"seconds": 3.0},
+}  # fmt: skip
+OPTIONS = {"share": 0.5, "period": 0.2, "busy": True, "milliseconds": 5.0, "seconds": 3.0}
+
+
+def plan(kind: str, **options: Any) -> ev.FaultPlanned:
+    return ev.FaultPlanned(fault=1, kind=kind, target="rollout-0", when="now", benign=False, options={"fault": kind} | options)
+
+
+def test_each_kind_has_its_proof() -> None:
+    assert set(PROOFS) == set(GOOD) == set(CATALOGUE)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_a_proof_without_a_field_or_with_one_that_shows_nothing_is_none(kind: str) -> None:
+    order = plan(kind, **OPTIONS)
+    assert lacks(order, GOOD[kind]) == ""
+    for field in PROOFS[kind]:
+        for odd in (None, "", [], {}, -1, float("nan"), float("inf"), 10**400, "R", "sleeping"):
+            found = lacks(order, GOOD[kind] | {field: odd})
+            if field in ("thread", "place", "raised", "folder", "link") and odd in ("R", "sleeping") and not found:
+                continue  # any name will do
+            assert found.startswith(f"{field} = "), (field, odd)
+        assert lacks(order, {name: value for name, value in GOOD[kind].items() if name != field})
+    for other, proof in GOOD.items():
+        if not PROOFS[kind].keys() <= proof.keys():
+            assert lacks(order, proof), f"the proof of {other} is none of {kind}"
+
+
+def test_a_proof_that_is_of_another_order_or_lies_outside_is_none() -> None:
+    assert lacks(plan("slow", share=0.2), GOOD["slow"]) == "share = 0.5, and 0.2 was asked for"
+    assert lacks(plan("wedge", busy=False), GOOD["wedge"]) == "busy = True, and False was asked for"
+    assert lacks(plan("slow_tool", seconds=9.0), GOOD["slow_tool"]) == "seconds = 3.0, and 9.0 was asked for"
+    assert lacks(plan("corrupt_weights"), {"bytes": 64, "at": 190, "of": 200}) == "64 bytes at 190 of 200"
+
+
+def told(kind: str, *later: tuple[float, ev.Event], **options: Any) -> list[str]:
+    """A fault on rollout-0 at 10 s, and what is said after."""
+    words: list[tuple[float, ev.Event]] = [
+        (0.0, ev.RoleStarted(role="rollout-0", incarnation=1, node="node-0", pid=7, start_ticks=1)),
+        (9.0, plan(kind, **options)),
+        (10.0, ev.FaultInjected(fault=1, role="rollout-0", incarnation=1, node="node-0", pid=7, phase="decode", step=0, proof=GOOD[kind])),
+        *later,
+    ]
+    entries = [ev.Entry(i, t, ev.HOST, 1, i, t, event) for i, (t, event) in enumerate(words, 1)]
+    return [text for _, text in faults(Log(entries))]
+
+
+def sample(progress: int, process: str = "T") -> ev.RoleSample:
+    return ev.RoleSample(role="rollout-0", incarnation=1, phase="decode", phase_age=1.0, progress=progress, pending=2, step=0, version=0,
+                         loop_age=1.0, lag=1.0, cpu=0.0, process=process)  # fmt: skip
+
+
+def ended(pid: int = 7) -> ev.ProcessExited:
+    return ev.ProcessExited(role="rollout-0", incarnation=1, pid=pid, cause="pidfd", last_lines=[])
+
+
+def over(outcome: str = "over") -> ev.FaultEnded:
+    return ev.FaultEnded(fault=1, outcome=outcome, reason="so")
+
+
+@pytest.mark.parametrize("kind", ["hang", "freeze", "wedge"])
+def test_what_was_to_stand_still_and_went_on_was_not_hit(kind: str) -> None:
+    process = "R" if kind == "wedge" else "T"
+    assert told(kind, (13.0, sample(5, process)), (15.0, sample(5, process)), seconds=0.0) == []
+    [text] = told(kind, (13.0, sample(5, process)), (15.0, sample(6, process)), seconds=0.0)
+    assert "made progress all the same, from 5 to 6" in text
+    assert told(kind, (11.0, sample(4, process)), (13.0, sample(5, process)), seconds=0.0) == [], "the first may be from before"
+    assert told(kind, (13.0, sample(5, process)), (14.0, over("aborted")), (15.0, sample(6, "S")), seconds=0.0) == []
+    assert told(kind, (13.0, sample(5, process)), (20.0, sample(6, "S")), (21.0, over()), seconds=9.0) == []
+    if kind != "wedge":
+        [text] = told(kind, (13.0, sample(5, "S")), seconds=0.0)
+        assert "was seen later in the state 'S'" in text
+
+
+def test_a_death_is_that_processs_and_comes_after() -> None:
+    assert told("kill", (10.1, ended())) == []
+    assert "the process that ended had pid 8" in told("kill", (10.1, ended(8)))[0]
+    words = [(0.0, ev.RoleStarted(role="rollout-0", incarnation=1, node="node-0", pid=7, start_ticks=1)), (1.0, ended())]
+    late = ev.FaultInjected(fault=1, role="rollout-0", incarnation=1, node="node-0", pid=7, phase="decode", step=0, proof=GOOD["kill"])
+    entries = [ev.Entry(i, t, ev.HOST, 1, i, t, e) for i, (t, e) in enumerate([*words, (9.0, plan("kill")), (10.0, late)], 1)]
+    assert any("had ended 8.9 s before" in text for _, text in faults(Log(entries)))
+
+
+def test_what_is_over_before_its_time_did_not_last() -> None:
+    assert told("freeze", (12.9, over()), seconds=3.0) == []
+    assert "was over after 1.00 s; it was to last 3 s" in told("freeze", (11.0, over()), seconds=3.0)[0]
+    assert told("freeze", (11.0, over("aborted")), seconds=3.0) == []
