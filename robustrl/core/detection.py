@@ -21,6 +21,8 @@ from .signals import SUPERVISOR, Beat, History, Life, Paces, Standing
 from .stall import waited_for
 from .thresholds import CHECKPOINT, HISTORY, OVERDUE, SECTION, Relative, Thresholds
 
+_COMPARED = frozenset(kind for rule in RULES if rule.name == "straggler" for kind in rule.kinds)
+"""Kinds of role that are held against their peers."""
 _RULES_OF = {kind: tuple(rule for rule in RULES if kind in rule.kinds) for kind in RoleKind}
 _ENDING = ("stopped", "retired", "restarting")
 
@@ -197,12 +199,15 @@ class Detector:
 
     def _has_to_tell(self, ready: Life) -> None:
         """From when on there is somebody on its node of whom a node agent that is set up has to tell, it may not be silent."""
-        here = [life for life in self._lives.values() if life.node == ready.node and life.ready is not None and not life.down]
-        for agent in here:
-            others = any(life.kind is not RoleKind.NODE_AGENT for life in here)
-            if agent.kind is RoleKind.NODE_AGENT and agent.heard is None and others:
-                agent.heard = self._lives[ready.role].ready
+        mute = (agent for agent in self.of_kind(RoleKind.NODE_AGENT) if agent.heard is None and agent.node == ready.node)
+        for agent in mute:
+            others = any(life.node == agent.node and life.ready is not None and not life.down for life in self._others(agent))
+            if others and agent.ready is not None and not agent.down:
+                agent.heard = ready.ready
                 self._touched.add(agent.role)
+
+    def _others(self, agent: Life) -> Iterable[Life]:
+        return (life for life in self._lives.values() if life.kind is not agent.kind)
 
     def _spoken(self, entry: ev.Entry) -> None:
         self._spoke[entry.source, entry.incarnation] = entry.t
@@ -232,7 +237,8 @@ class Detector:
             self._touched.clear()
             return []
         for life in map(self._lives.__getitem__, self._touched):
-            self._paces[life.kind].note(life)
+            if life.kind in _COMPARED:
+                self._paces[life.kind].note(life)
         self._look_for_stall()
         due = {role for role, deadline in self._deadlines.items() if deadline <= now}
         verdicts: list[ev.Verdict] = []
@@ -372,7 +378,7 @@ class Detector:
         mine = self._lives[agent]
         if mine.told:
             return any(life.agent == agent and not life.down for life in self._lives.values())
-        here = [life for life in self._lives.values() if life.node == mine.node and life.kind is not RoleKind.NODE_AGENT]
+        here = [life for life in self._others(mine) if life.node == mine.node]
         if any(life.sample is not None and life.sampled >= mine.started for life in here):
             return False
         return any(life.ready is not None and not life.down for life in here)

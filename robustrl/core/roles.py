@@ -6,6 +6,7 @@ A *role* is a separate distributed sub-task of an RL job and runs in a process o
 
 from __future__ import annotations
 
+import functools
 import re
 from enum import StrEnum
 from typing import Self
@@ -108,13 +109,21 @@ class RoleId(msgspec.Struct, frozen=True, order=True):
     @classmethod
     def parse(cls, name: str) -> Self:
         """Inverse of ``str()``. Raises ValueError that names the text and the kinds there are."""
-        match = _NAME.fullmatch(name)
-        if not match or match[1] not in set(RoleKind) or (RoleKind(match[1]) in SINGLE) != (match[2] is None):
+        if (parts := _parts(name)) is None:
             raise ValueError(
                 f"role {name!r}: must be one of {', '.join(sorted(SINGLE))} or KIND-INDEX with KIND one of "
                 f"{', '.join(sorted(set(RoleKind) - SINGLE))} and INDEX 0, 1, 2 ... e.g. rollout-1"
             )
-        return cls(RoleKind(match[1]), int(match[2] or 0))
+        return cls(*parts)
+
+
+@functools.lru_cache(maxsize=4096)
+def _parts(name: str) -> tuple[RoleKind, int] | None:
+    """Kind and index of a role's name, None if it is none. Remembered: the same few names come with each entry of a log."""
+    match = _NAME.fullmatch(name)
+    if not match or match[1] not in set(RoleKind) or (RoleKind(match[1]) in SINGLE) != (match[2] is None):
+        return None
+    return RoleKind(match[1]), int(match[2] or 0)
 
 
 def first_state(incarnation: int) -> RoleState:

@@ -148,7 +148,8 @@ function render({ model, el }) {
     const [x1, y1] = [Math.sqrt(most(0)), most(1)], x = (value) => left + (width - left - 10) * Math.sqrt(value) / x1, y = (value) => 8 + (height - bottom - 8) * (1 - value / y1);
     const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${points.length} settings by false alarms and delay` }), note = (words, at) => { drawing.append(svg("text", at)); drawing.lastChild.textContent = words; };
     drawing.append(svg("path", { d: `M${left} 8V${height - bottom}H${width - 8}`, fill: "none", stroke: "var(--line)" }));
-    note(`false alarms per hour (to ${nice(x1 * x1)}, root)`, { x: left, y: height - 14 });
+    const none = points.every((point) => !point[0]);
+    note(none ? "no false alarm with any of these settings" : `false alarms per hour, to ${nice(x1 * x1)} (square root)`, { x: left, y: height - 14 });
     note(`mean delay, to ${span(y1)}`, { x: left + 4, y: 16 });
     const front = points.map((point, index) => [point, index]).filter(([point]) => point[2]).sort((a, b) => a[0][0] - b[0][0]);
     drawing.append(svg("path", { d: front.map(([point], index) => `${index ? "L" : "M"}${x(point[0])},${y(point[1])}`).join(""), fill: "none", stroke: "var(--rec)" }));
