@@ -21,6 +21,7 @@ def test_the_wheel_holds_every_script_style_and_sample(tmp_path):
     own = {path.relative_to(ROOT / "widgets") for path in (ROOT / "widgets" / "robustrl_widgets").rglob("*")
            if path.is_file() and path.suffix in (".js", ".css", ".gz", ".json", ".py")}  # fmt: skip
     assert {path for path in own if not (tmp_path / "site" / path).is_file()} == set()
+    assert list((tmp_path / "site").glob("*.data/data/etc/jupyter/jupyter_server_config.d/robustrl_widgets.json"))
     program = """if True:
         import json, robustrl_widgets
         from robustrl_widgets import assets, ghost_files, showing, static
