@@ -131,10 +131,14 @@ def _live(job: Job, role: str, changes: dict[str, float], noise: Noise) -> dict[
     incarnation = handle.incarnation
     noise.begin()
     fault = job.inject(Hang(role, phase=_PHASES[role]))
-    fault.wait("detected", timeout=_PATIENCE)
-    late = noise.latest
-    said = [entry.event for entry in job.events if isinstance(entry.event, ev.Verdict)]
-    verdict = next(v for v in reversed(said) if v.kind == "failed" and (v.role, v.incarnation) == (role, incarnation))
+    fault.wait("detected", timeout=_PATIENCE)  # which a report may do, that it is slow
+    until, verdict = time.monotonic() + _PATIENCE, None
+    while verdict is None:
+        assert time.monotonic() < until, f"{role}: no failure was said within {_PATIENCE:g} s of {changes}"
+        time.sleep(0.001)
+        late = noise.latest
+        said = [entry.event for entry in job.events if isinstance(entry.event, ev.Verdict)]
+        verdict = next((v for v in reversed(said) if v.kind == "failed" and (v.role, v.incarnation) == (role, incarnation)), None)
     fault.wait("confirmed", timeout=_PATIENCE)
     job.wait(step=job.step + 2, timeout=_PATIENCE)  # two failures in one step would restart everything
     began = _last_sign(said, verdict)
