@@ -51,7 +51,7 @@ class Context(Protocol):
     def limit(self, life: Life, path: str) -> float: ...
     def of_kind(self, kind: RoleKind) -> list[Life]: ...
     def usual_pace(self, life: Life) -> tuple[float, float] | None: ...
-    def watched_by(self, agent: str) -> bool: ...
+    def untold(self, agent: str) -> float | None: ...
     def spoke(self, source: str, incarnation: int) -> float: ...
 
 
@@ -189,10 +189,10 @@ def _wedged(life: Life, ctx: Context) -> Sign | None:
 
 def _agent_silent(life: Life, ctx: Context) -> Sign | None:
     """A node agent that watches roles has said nothing, be it from its first look on: nobody sees what becomes of that node's roles."""
-    if life.heard is None or life.down or not ctx.watched_by(life.role):
+    if life.down or (since := ctx.untold(life.role)) is None:
         return None
     limit = ctx.thresholds.node.silent
-    return Sign(FAILED, life.heard + limit, life.heard, limit, {"node": life.node, "unseen": True})
+    return Sign(FAILED, since + limit, since, limit, {"node": life.node, "unseen": True})
 
 
 def _stall(life: Life, ctx: Context) -> Sign | None:

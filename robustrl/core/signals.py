@@ -199,6 +199,8 @@ class Life:
             return min(t + seconds, now)
 
         self.started = later(self.started)
+        if self.ready is not None:
+            self.ready = later(self.ready)
         if self.heard is not None:
             self.heard = later(self.heard)
         if self.pull is not None:
