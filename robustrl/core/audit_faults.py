@@ -11,7 +11,7 @@ import math
 
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log, kind_of
-from robustrl.core.audit_proofs import lacks, undone
+from robustrl.core.audit_proofs import BENIGN, PROOFS, lacks, undone
 from robustrl.core.roles import PHASES
 
 _OUTCOMES = ("over", "aborted", "refused", "vanished", "not_fired")
@@ -51,6 +51,10 @@ def faults(log: Log) -> Found:
         if order.fault != len(planned) + 1:
             yield seq, f"fault {order.fault} was planned after fault {len(planned)}"
         planned[order.fault] = order
+        if order.kind not in PROOFS:
+            yield seq, f"fault {order.fault} is of the kind {order.kind!r}: must be one of {', '.join(PROOFS)}"
+        elif order.benign != (order.kind in BENIGN):
+            yield seq, f"fault {order.fault} ({order.kind}) was planned as {'benign' if order.benign else 'a fault'}"
     ended = {event.fault for _, event in log.all(ev.FaultEnded)}
     hit = {event.fault for _, event in log.all(ev.FaultInjected)}
     so_far: set[int] = set()

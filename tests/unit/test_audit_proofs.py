@@ -10,7 +10,7 @@ import pytest
 from robustrl.core import events as ev
 from robustrl.core.audit_faults import faults, verdicts
 from robustrl.core.audit_log import Log
-from robustrl.core.audit_proofs import PROOFS, lacks
+from robustrl.core.audit_proofs import BENIGN, PROOFS, lacks
 from robustrl.faults.catalogue import CATALOGUE
 
 KILLED = {"signal": "SIGKILL", "process": "gone", "ago": 0.1}
@@ -31,11 +31,22 @@ OPTIONS = {"share": 0.5, "period": 0.2, "busy": True, "milliseconds": 5.0, "seco
 
 
 def plan(kind: str, **options: Any) -> ev.FaultPlanned:
-    return ev.FaultPlanned(fault=1, kind=kind, target="rollout-0", when="now", benign=False, options={"fault": kind} | options)
+    return ev.FaultPlanned(fault=1, kind=kind, target="rollout-0", when="now", benign=kind in BENIGN, options={"fault": kind} | options)
 
 
 def test_each_kind_has_its_proof() -> None:
     assert set(PROOFS) == set(GOOD) == set(CATALOGUE)
+    assert set(BENIGN) == {kind for kind, fault in CATALOGUE.items() if fault.benign}
+
+
+@pytest.mark.parametrize("kind", ["kill", "freeze"])
+def test_a_fault_is_of_a_kind_that_there_is_and_benign_as_that_is(kind: str) -> None:
+    order = plan(kind)
+    assert found((1.0, order), (2.0, over("refused"))) == []
+    [text] = found((1.0, msgspec.structs.replace(order, benign=not order.benign)), (2.0, over("refused")))
+    assert f"fault 1 ({kind}) was planned as" in text
+    [text] = found((1.0, msgspec.structs.replace(order, kind="zap")), (2.0, over("refused")))
+    assert "fault 1 is of the kind 'zap': must be one of kill, " in text
 
 
 @pytest.mark.parametrize("kind", GOOD)
