@@ -401,7 +401,7 @@ RULES: tuple[Rule, ...] = (
          "RobustRL: host to storage is asynchronous, so nobody waits for it",
          "the first checkpoint of a life: nothing says that any is written at all; a slow disk and a full one look the same"),
     Rule("straggler", _TRAINER | _ROLLOUT, _straggler, "*.straggler", "FALCON, ByteRobust: slow is not dead",
-         "all slow alike; a rank that sets the pace of all in lockstep; too little work seen"),
+         "all slow alike; a rank that sets the pace of all in lockstep, or idles as if it waited for one; too little work seen"),
     Rule("peer_gone", _ALL, _peer_gone, "", "UCX error handling: connection reset in 7-20 ms",
          "a stopped or partitioned peer: UCX says nothing, ever"),
 )  # fmt: skip
