@@ -256,7 +256,8 @@ def test_a_rank_that_idles_in_train_waits_and_one_that_is_stopped_is_slow(proces
     for t in map(float, range(60)):
         cycle, second = divmod(int(t), 10)
         done, waits = 8 * cycle + 4 * max(0, second - 7), second < 8
-        log.sample(t, "trainer-0", "advantage" if waits else "train", progress=done, active_age=0.0, phase_age=float(second), progress_age=0.0)
+        phase = "advantage" if waits else "train"
+        log.sample(t, "trainer-0", phase, progress=done, active_age=0.0, phase_age=float(second), progress_age=0.0)
         age = min(2.5, float(second)) if waits else 0.0
         log.sample(t, "trainer-1", "train", progress=done, active_age=age, progress_age=age, phase_age=float(second),
                    process=process if waits else "R")  # fmt: skip
