@@ -7,9 +7,12 @@ verdict is right.
 
 from __future__ import annotations
 
+import math
+
 from robustrl.core import events as ev
-from robustrl.core.audit_log import Found, Log
-from robustrl.core.audit_proofs import lacks, undone
+from robustrl.core.audit_log import Found, Log, kind_of
+from robustrl.core.audit_proofs import BENIGN, PROOFS, lacks, undone
+from robustrl.core.roles import PHASES
 
 _OUTCOMES = ("over", "aborted", "refused", "vanished", "not_fired")
 _VERDICTS = ("suspect", "failed", "cleared", "waiting_on_peer", "reported")
@@ -28,11 +31,15 @@ _EVIDENCE = {
     "non_finite": "text", "exception": "error", "exited": "cause", "node_lost": "node", "no_compute": "active_age",
     "no_marks": "progress_age", "silent": "loop_age", "heartbeat": "heartbeat", "unproductive": "answers", "agent_silent": "node",
     "stall": "step", "no_tokens": "progress_age", "wedged": "loop_age", "loop_lag": "lag", "overdue": "phase_age", "slow_pull": "version",
-    "straggler": "rate", "peer_gone": "seen_by",
+    "straggler": "rate", "peer_gone": "seen_by", "slow_checkpoint": "last_on_disk",
 }  # fmt: skip
 """Rule -> what its evidence must show."""
 _EVIDENCE_OF = {"cleared": "was", "waiting_on_peer": "peer"}
 """The same by kind of verdict."""
+_IN_WORDS = ("text", "error", "cause", "node", "seen_by", "was", "peer")
+"""Evidence that is a text; all other is a number."""
+_MOST = 1e15
+"""No number in evidence is larger."""
 OF_NODE = ("node_loss", "partition", "delay")
 """Kinds that hit every role of a node; the phase is the target's."""
 
@@ -44,11 +51,18 @@ def faults(log: Log) -> Found:
         if order.fault != len(planned) + 1:
             yield seq, f"fault {order.fault} was planned after fault {len(planned)}"
         planned[order.fault] = order
+        if order.kind not in PROOFS:
+            yield seq, f"fault {order.fault} is of the kind {order.kind!r}: must be one of {', '.join(PROOFS)}"
+        elif order.benign != (order.kind in BENIGN):
+            yield seq, f"fault {order.fault} ({order.kind}) was planned as {'benign' if order.benign else 'a fault'}"
     ended = {event.fault for _, event in log.all(ev.FaultEnded)}
     hit = {event.fault for _, event in log.all(ev.FaultInjected)}
+    so_far: set[int] = set()
     for entry in log.entries:
-        if isinstance(event := entry.event, ev.FaultInjected | ev.FaultEnded | ev.FaultRevealed) and event.fault not in planned:
-            yield entry.seq, f"fault {event.fault} was never planned"
+        if isinstance(event := entry.event, ev.FaultPlanned):
+            so_far.add(event.fault)
+        elif isinstance(event, ev.FaultInjected | ev.FaultEnded | ev.FaultRevealed) and event.fault not in so_far:
+            yield entry.seq, f"fault {event.fault} was {'not planned by then' if event.fault in planned else 'never planned'}"
     for seq, end in log.all(ev.FaultEnded):
         if end.outcome not in _OUTCOMES:
             yield seq, f"outcome {end.outcome!r} of fault {end.fault}: must be one of {', '.join(_OUTCOMES)}"
@@ -67,11 +81,15 @@ def faults(log: Log) -> Found:
 def _hits(log: Log, planned: dict[int, ev.FaultPlanned]) -> Found:
     lives = {(event.role, event.incarnation): event for _, event in log.all(ev.RoleStarted)}
     commits = [(seq, event.step) for seq, event in log.all(ev.OptimizerStepCommitted)]
-    gone = {(event.role, event.incarnation) for _, event in log.all(ev.ProcessExited)}
-    lost = {event.node for _, event in log.all(ev.NodeLost)}
-    unwatched = {life.node for (role, number), life in lives.items() if (role, number) in gone and role.startswith("node_agent")}
     ended = {event.fault for _, event in log.all(ev.FaultEnded)}
     times = {entry.seq: entry.t for entry in log.entries}
+    gone: dict[tuple[str, int], float] = {}
+    lost: dict[str, float] = {}
+    for seq, exited in log.all(ev.ProcessExited):
+        gone.setdefault((exited.role, exited.incarnation), times[seq])
+    for seq, event in log.all(ev.NodeLost):
+        lost.setdefault(event.node, times[seq])
+    unwatched = {life.node for (role, number), life in lives.items() if (role, number) in gone and role.startswith("node_agent")}
     for seq, hit in log.all(ev.FaultInjected):
         if (order := planned.get(hit.fault)) is None:
             continue
@@ -87,12 +105,16 @@ def _hits(log: Log, planned: dict[int, ev.FaultPlanned]) -> Found:
             yield seq, f"{what} struck in step {hit.step}, which had not come"
         if (phase := order.options.get("phase")) and hit.phase != phase and order.kind not in OF_NODE:
             yield seq, f"{what} was meant for the phase {phase} and struck in {hit.phase}"
-        shown = (hit.role, hit.incarnation) in gone or hit.node in lost
+        if (kind := kind_of(hit.role)) and hit.phase not in PHASES[kind]:
+            yield seq, f"{what} struck in {hit.phase!r}; its phases are {', '.join(sorted(PHASES[kind]))}"
+        over = min(gone.get((hit.role, hit.incarnation), math.inf), lost.get(hit.node, math.inf))
+        shown = over < math.inf
         cut_off = bool(log.status) and times[log.entries[-1].seq] - times[seq] <= _CUT_OFF
         if order.kind in _ENDS and log.status and not shown and not cut_off:
             yield seq, f"{what}: the log knows of no end of that process"
         late = times[log.entries[-1].seq] > times[seq] + (seconds := _lasts(order)) + _CUT_OFF
-        if seconds and late and log.status and not shown and hit.fault not in ended and hit.node not in unwatched:
+        still_there = over > times[seq] + seconds + _CUT_OFF
+        if seconds and late and log.status and still_there and hit.fault not in ended and hit.node not in unwatched:
             yield seq, f"{what} was to last {seconds:g} s, and the log knows of no end of it"
 
 
@@ -108,6 +130,7 @@ def verdicts(log: Log) -> Found:
     causes: dict[str, set[tuple[str, int] | str]] = {}
     """Rule -> the lives (or nodes) of which its cause was seen."""
     node_of: dict[tuple[str, int], str] = {}
+    said: set[tuple[str, int, str, str]] = set()
     for entry in log.entries:
         match entry.event:
             case ev.RoleStarted(role=role, incarnation=incarnation, node=node):
@@ -128,15 +151,24 @@ def verdicts(log: Log) -> Found:
                     yield entry.seq, f"{what}: must be one of {', '.join(_VERDICTS)}"
                 if life not in started:
                     yield entry.seq, f"{what}, which was never started"
-                if verdict.onset > verdict.due + _EPSILON or verdict.due > verdict.seen + _EPSILON or verdict.seen > entry.t + _EPSILON:
+                if not verdict.onset - _EPSILON <= verdict.due <= verdict.seen + _EPSILON <= entry.t + 2 * _EPSILON:
                     yield entry.seq, f"{what}: onset {verdict.onset:.3f}, due {verdict.due:.3f}, seen {verdict.seen:.3f} are out of order"
                 shown = _EVIDENCE_OF.get(verdict.kind) or _EVIDENCE.get(verdict.rule, "")
-                if not verdict.evidence or (shown and verdict.evidence.get(shown) in ("", None)):
+                if not verdict.evidence or (shown and not _shows(shown, verdict.evidence.get(shown))):
                     yield entry.seq, f"{what}: without evidence" + (f" ({shown})" if verdict.evidence else "")
+                elif verdict.kind == "cleared" and (*life, verdict.rule, verdict.evidence["was"]) not in said:
+                    yield entry.seq, f"{what}: that it was {verdict.evidence['was']} by that rule was not said before"
+                said.add((*life, verdict.rule, verdict.kind))
                 if verdict.kind == "failed":
                     subject = node_of.get(life, "") if verdict.rule == "node_lost" else life
                     if verdict.rule in _CAUSED and subject not in causes.get(verdict.rule, ()):
                         yield entry.seq, f"{what}: the log does not hold what it rests on"
+
+
+def _shows(name: str, value: object) -> bool:
+    if name in _IN_WORDS:
+        return isinstance(value, str) and value != ""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST
 
 
 _CAUSED = ("exited", "exception", "heartbeat", "node_lost")

@@ -68,6 +68,10 @@ PROOFS: dict[str, dict[str, _Check]] = {
     "long_checkpoint": _DELAYED | {"place": _is("snapshot")},
     "first_compile": _DELAYED,
 }
+BENIGN = (
+    "freeze", "slow_tool", "long_advantage", "long_checkpoint", "long_first_token", "first_compile", "idle_rollout"
+)  # fmt: skip
+"""Kinds that nothing is to be done about; accounts leave them out."""
 """Kind -> each field that its proof must have, and what it must be like."""
 _KILLING = ("kill", "clean_exit")
 """Kinds that end the very process, at once."""

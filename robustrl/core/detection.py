@@ -199,11 +199,11 @@ class Detector:
 
     def _has_to_tell(self, ready: Life) -> None:
         """From when on there is somebody on its node of whom a node agent that is set up has to tell, it may not be silent."""
-        mute = (agent for agent in self.of_kind(RoleKind.NODE_AGENT) if agent.heard is None and agent.node == ready.node)
-        for agent in mute:
-            others = any(life.node == agent.node and life.ready is not None and not life.down for life in self._others(agent))
-            if others and agent.ready is not None and not agent.down:
-                agent.heard = ready.ready
+        for agent in self.of_kind(RoleKind.NODE_AGENT):
+            if agent.node != ready.node or agent.ready is None or agent.down:
+                continue
+            if any(life.node == agent.node and life.ready is not None and not life.down for life in self._others(agent)):
+                agent.heard = ready.ready if agent.heard is None else agent.heard
                 self._touched.add(agent.role)
 
     def _others(self, agent: Life) -> Iterable[Life]:
@@ -373,15 +373,22 @@ class Detector:
     def usual_pace(self, life: Life) -> tuple[float, float] | None:
         return self._paces[life.kind].usual(life.role)
 
-    def watched_by(self, agent: str) -> bool:
-        """Whether somebody is there of whom it has told; before its first word: of whom it has to tell, and nobody did since its start."""
+    def untold(self, agent: str) -> float | None:
+        """From when on the silence of a node agent counts, as there is somebody of whom it has to tell; None: there is nobody.
+
+        Of whom it has told, it tells on. Once those have ended it has to tell of the next on its node from when that one is ready on.
+        Before its first word: of who is ready there, unless somebody else has told of one since its start.
+        """
         mine = self._lives[agent]
-        if mine.told:
-            return any(life.agent == agent and not life.down for life in self._lives.values())
+        if mine.heard is None:
+            return None
+        if mine.told and any(life.agent == agent and not life.down for life in self._lives.values()):
+            return mine.heard
         here = [life for life in self._others(mine) if life.node == mine.node]
-        if any(life.sample is not None and life.sampled >= mine.started for life in here):
-            return False
-        return any(life.ready is not None and not life.down for life in here)
+        if not mine.told and any(life.sample is not None and life.sampled >= mine.started for life in here):
+            return None
+        ready = [life.ready for life in here if life.ready is not None and not life.down]
+        return max(mine.heard, min(ready)) if ready else None
 
     def spoke(self, source: str, incarnation: int) -> float:
         return self._spoke.get((source, incarnation), -math.inf)

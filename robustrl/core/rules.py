@@ -51,7 +51,7 @@ class Context(Protocol):
     def limit(self, life: Life, path: str) -> float: ...
     def of_kind(self, kind: RoleKind) -> list[Life]: ...
     def usual_pace(self, life: Life) -> tuple[float, float] | None: ...
-    def watched_by(self, agent: str) -> bool: ...
+    def untold(self, agent: str) -> float | None: ...
     def spoke(self, source: str, incarnation: int) -> float: ...
 
 
@@ -189,10 +189,10 @@ def _wedged(life: Life, ctx: Context) -> Sign | None:
 
 def _agent_silent(life: Life, ctx: Context) -> Sign | None:
     """A node agent that watches roles has said nothing, be it from its first look on: nobody sees what becomes of that node's roles."""
-    if life.heard is None or life.down or not ctx.watched_by(life.role):
+    if life.down or (since := ctx.untold(life.role)) is None:
         return None
     limit = ctx.thresholds.node.silent
-    return Sign(FAILED, life.heard + limit, life.heard, limit, {"node": life.node, "unseen": True})
+    return Sign(FAILED, since + limit, since, limit, {"node": life.node, "unseen": True})
 
 
 def _stall(life: Life, ctx: Context) -> Sign | None:
@@ -401,7 +401,7 @@ RULES: tuple[Rule, ...] = (
          "RobustRL: host to storage is asynchronous, so nobody waits for it",
          "the first checkpoint of a life: nothing says that any is written at all; a slow disk and a full one look the same"),
     Rule("straggler", _TRAINER | _ROLLOUT, _straggler, "*.straggler", "FALCON, ByteRobust: slow is not dead",
-         "all slow alike; a rank that sets the pace of all in lockstep; too little work seen"),
+         "all slow alike; a rank that sets the pace of all in lockstep, or idles as if it waited for one; too little work seen"),
     Rule("peer_gone", _ALL, _peer_gone, "", "UCX error handling: connection reset in 7-20 ms",
          "a stopped or partitioned peer: UCX says nothing, ever"),
 )  # fmt: skip

@@ -19,6 +19,8 @@ _SAME_SPELL = 0.05
 """Seconds by which two samples may differ about when a spell began."""
 IDLE = 0.5
 """Seconds without activity after which a role counts as idle."""
+STOPPED = ("T", "t")
+"""Letters of a process's state while it is stopped."""
 _KEPT = 25
 _MEMORY = 20.0
 """Seconds: time constant of a role's pace."""
@@ -152,7 +154,7 @@ class Life:
     @property
     def stopped(self) -> bool:
         """Its process was stopped (SIGSTOP) when it was last looked at. Evidence, never a reason."""
-        return self.sample is not None and self.sample.process in ("T", "t")
+        return self.sample is not None and self.sample.process in STOPPED
 
     def since(self, age: str) -> float:
         """Host time at which the spell of this age began, as early as is known."""
@@ -186,7 +188,8 @@ class Life:
         if self.kind is RoleKind.TRAINER and new.phase != old.phase:
             duration = at - new.phase_age - self.began["phase_age"][0]
             self.history(phase).add(max(0.0, duration))
-        if 0 < seconds <= _LONGEST_STEP and old.pending > 0 and (phase is Phase.TRAIN or phase in GENERATING):
+        at_work = phase in GENERATING or (phase is Phase.TRAIN and (new.active_age < IDLE or self.stopped or new.process in STOPPED))
+        if 0 < seconds <= _LONGEST_STEP and old.pending > 0 and at_work:  # a rank that idles may wait for a peer, which is no slowness
             self.pace.add(max(0, new.progress - old.progress), seconds, old.pending)
 
     def history(self, of: str) -> History:
@@ -199,6 +202,8 @@ class Life:
             return min(t + seconds, now)
 
         self.started = later(self.started)
+        if self.ready is not None:
+            self.ready = later(self.ready)
         if self.heard is not None:
             self.heard = later(self.heard)
         if self.pull is not None:

@@ -23,8 +23,8 @@ SAMPLING = 0.1
 """Seconds between two looks of a node agent."""
 KEEP_ALIVE = 1.0
 """Longest time without a logged sample of a role that is watched."""
-LEAST = 3 * SAMPLING
-"""No limit is shorter: a single late look must not pass it."""
+LEAST = 0.3
+"""Three looks; as text says it, not as 3 * SAMPLING comes out. No limit is shorter: a single late look must not pass it."""
 MOST_SECONDS = 10.0**7
 """No duration is longer (116 days): beyond it a number is a slip, and would only fail later in a clock that cannot hold it."""
 _MOST_TIMES = 10.0**6
@@ -39,7 +39,10 @@ def plain_number(value: Any) -> Any:
     """Python's own number for one of another library (numpy's, say); anything else as it is."""
     if isinstance(value, bool) or type(value) in (int, float) or not isinstance(value, numbers.Real):
         return value
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
+    try:
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    except (TypeError, OverflowError):  # numpy's spans of time count as numbers, and a fraction may be larger than any float
+        return value
 
 
 class Relative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -256,7 +259,10 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             made = number * _UNITS[unit]
         if made is math.nan:
             raise ConfigError(path, value, _allowed(path))
-        _check_value(path, made)
+        try:
+            _check_value(path, made)
+        except ConfigError as error:
+            raise ConfigError(path, value, error.allowed) from None  # as it was given, not as it came out
         return made
 
     def changes(self, other: Thresholds) -> dict[str, list[Any]]:

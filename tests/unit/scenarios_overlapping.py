@@ -431,3 +431,28 @@ def _pause_and_death(d: random.Random) -> Scenario:
         seconds=50,
         shape={**QUICK, "rollouts": 2},
     )
+
+
+@scenario
+def _agent_stops_while_its_only_role_is_replaced(d: random.Random) -> Scenario:
+    """It has told of the life before, and nobody tells of the next one: the watcher is named, not first the stall of the job."""
+    return Scenario(
+        "",
+        (Fault("kill", "rollout-1", at=d.uniform(7, 9)), Fault("freeze", "node_agent-3", at=d.uniform(0.1, 1.0), after=0)),
+        must=(Must("rollout-1"), Must("node_agent-3", within=("node.silent", 5.0), fault=1)),
+        restarts=2.0,
+        seconds=40,
+        shape={**BUSY, "rollouts": 2},
+    )
+
+
+@scenario
+def _to_wait_for_a_peer_is_not_to_be_slow(d: random.Random) -> Scenario:
+    """One rank has long advantages; the others wait for it in their first micro-batches, and are none of them stragglers."""
+    return Scenario(
+        "",
+        tuple(Fault("long_phase", "trainer-0", at=at, seconds=d.uniform(5, 9), phase="advantage") for at in (6.0, 20.0, 34.0)),
+        never=(("trainer-1", "reported"), ("trainer-2", "reported")),
+        seconds=75,
+        shape={**QUICK, "ranks": 3, "lockstep": True, "micro_batches": d.randint(2, 6), "micro_seconds": d.uniform(0.1, 0.4)},
+    )

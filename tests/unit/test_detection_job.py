@@ -58,6 +58,24 @@ def test_an_agents_later_life_that_stops_before_its_first_word_is_judged():
     assert log.tick(15.4) == [] and [v.due for v in log.tick(15.5)] == [pytest.approx(15.5)]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_agent_that_stopped_while_its_only_role_was_replaced_is_judged_once_that_is_ready(order):
+    log = Log()
+    log.start("node_agent-7", 0.0, node="node-7")
+    log.start("rollout-7", 0.0, node="node-7")
+    words = {"progress": 5, "pending": 0, "step": 3, "version": 1, "loop_age": 0.0, "cpu": 1.0, "process": "S", "lag": 0.0}
+    log.add(8.0, ev.RoleSample(role="rollout-7", incarnation=1, phase="waiting_request", phase_age=1.0, **words), "node_agent-7")
+    log.add(8.5, exited("rollout-7"))
+    log.start("rollout-7", 10.0, incarnation=2, ready=False, node="node-7")
+    assert log.tick(60.0) == [], "there is nobody yet of whom it has to tell"
+    log.add(61.0, ev.RoleReady(role="rollout-7", incarnation=2, seconds=1.0))
+    words_of_host = [ev.ClockGap(seconds=2.0), ev.WarningRaised(text="w")][::order]
+    for word in words_of_host:
+        log.add(64.0, word)
+    assert log.tick(67.9) == [], "it has node.silent for it, and the time in which the host did not run does not count"
+    assert [(v.role, v.rule, v.due) for v in log.tick(68.1)] == [("node_agent-7", "agent_silent", pytest.approx(68.0))]
+
+
 def test_an_agent_whose_roles_have_all_ended_may_be_silent():
     log = Log("trainer-0")
     log.sample(10.0, "trainer-0", "waiting_batch")

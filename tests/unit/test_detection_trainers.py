@@ -247,3 +247,18 @@ def test_a_rank_that_waits_for_one_that_was_condemned_and_works_on_is_no_culprit
     for t in range(16, 26):
         log.sample(float(t), "trainer-0", "train", active_age=t - 15.0, progress_age=t - 15.0, progress=10, pending=15)
     assert {kind for kind, *_ in of(log, "trainer-0")} == {"waiting_on_peer"}
+
+
+@pytest.mark.parametrize(("process", "reported"), [("S", []), ("T", ["trainer-1"])])
+def test_a_rank_that_idles_in_train_waits_and_one_that_is_stopped_is_slow(process, reported):
+    """Each ten seconds the first rank makes its micro-batches in two; the other one stands still for eight, then does as much."""
+    log = Log("trainer-0", "trainer-1")
+    for t in map(float, range(60)):
+        cycle, second = divmod(int(t), 10)
+        done, waits = 8 * cycle + 4 * max(0, second - 7), second < 8
+        phase = "advantage" if waits else "train"
+        log.sample(t, "trainer-0", phase, progress=done, active_age=0.0, phase_age=float(second), progress_age=0.0)
+        age = min(2.5, float(second)) if waits else 0.0
+        log.sample(t, "trainer-1", "train", progress=done, active_age=age, progress_age=age, phase_age=float(second),
+                   process=process if waits else "R")  # fmt: skip
+    assert sorted({v.role for v in log.verdicts if v.rule == "straggler"}) == reported

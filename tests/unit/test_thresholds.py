@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from decimal import Decimal
+from fractions import Fraction
 from types import SimpleNamespace
 
 import msgspec
@@ -247,3 +249,26 @@ def test_a_live_job_is_sent_what_its_host_takes():
     with pytest.raises(ConfigError, match="must be settings by path"):
         live.update(None)
     assert len(sent) == 1
+
+
+@pytest.mark.parametrize(
+    "odd", [np.timedelta64(3, "s"), np.datetime64("2026-01-01"), Fraction(10**400, 3), -Fraction(10**400, 3), Decimal("3.5")]
+)
+def test_a_number_of_another_kind_that_is_no_plain_one_is_refused_by_name(odd):
+    for path in ("rollout.no_tokens", "rollout.strikes", "trainer.straggler", "trainer.activity_floor"):
+        with pytest.raises(ConfigError, match=path.replace(".", r"\.")):
+            LAB.updated({path: odd})
+    with pytest.raises(ConfigError, match=r"multiple\.floor"):
+        Relative(4.0, odd)
+
+
+@pytest.mark.parametrize("least", [0.3, "0.3s", "300ms", "0.3", ".3s"])
+def test_the_least_time_that_a_refusal_names_is_allowed(least):
+    assert LAB.replace("management.lag", least).management.lag == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("text", ["3ms", "1e-30s", "1.00000001e7s", "0.1x", "1e9x", " 3000h "])
+def test_a_text_that_is_refused_is_named_as_it_was_given(text):
+    with pytest.raises(ConfigError) as refused:
+        LAB.replace("trainer.snapshot", text)
+    assert repr(text) in str(refused.value) and refused.value.field == "trainer.snapshot"
