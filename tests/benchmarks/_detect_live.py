@@ -71,9 +71,11 @@ def _trained_on(job: Job, since: int) -> int:
 
 
 def stops() -> Row:
-    """``late``: seconds from the signal to the verdict, less the threshold."""
+    """``late``: seconds from the signal to the verdict, less the threshold. ``early``: by how much the verdict came before the threshold,
+    counted from the last sign of life: a rollout's last token may lie before the signal.
+    """
     late: dict[str, list[float]] = {"trainer": [], "rollout": []}
-    trained = 0
+    early, trained = 0.0, 0
     with watched_job() as job:
         for i in range(2 * STOPS):
             role, phases, limit = [
@@ -84,24 +86,29 @@ def stops() -> Row:
             if role == "trainer-0":
                 trained = _trained_on(job, trained)
             handle = job.roles[role]
-            began = _stop_in(job, role, handle.incarnation, handle.pid, phases)
+            began, alive = _stop_in(job, role, handle.incarnation, handle.pid, phases)
             said = _said(job, role, handle.incarnation, began)
             late[role.partition("-")[0]].append(said - began - limit)
+            early = max(early, limit - (said - alive))
             _until(f"{role} has its next life", lambda handle=handle, old=handle.incarnation: handle.incarnation > old)
         failed = {e.event.role for e in job.events if isinstance(e.event, ev.Verdict) and e.event.kind == "failed"}
     every = [seconds for kind in late.values() for seconds in kind]
     others = sorted(failed - {"trainer-0", "rollout-0"})
-    return {"stops": len(every), "late_s": late, "late_max_s": max(every), "early_max_s": max(0.0, -min(every)), "also_failed": others}
+    return {"stops": len(every), "late_s": late, "late_max_s": max(every), "early_max_s": early, "also_failed": others}
 
 
-def _stop_in(job: Job, role: str, incarnation: int, pid: int, phases: tuple[Phase, ...]) -> float:
-    """When the role was stopped, in one of ``phases``, with work and after the first of its progress."""
+def _stop_in(job: Job, role: str, incarnation: int, pid: int, phases: tuple[Phase, ...]) -> tuple[float, float]:
+    """When the role was stopped, in one of ``phases``, with work and after the first of its progress; and from when on it was silent: of a
+    rollout, which is stopped as soon as a token is seen, the last look before that one.
+    """
     page = StatusReader(registry.temp_dir(job.run) / "status" / actor_name(role, incarnation))
     deadline = time.monotonic() + _PATIENCE
+    decodes, looked, progress = Phase.DECODE in phases, time.monotonic(), page.read().progress
     try:
         while time.monotonic() < deadline:
-            before = page.read()
-            if before.phase not in phases or not before.pending or not before.progress:
+            now, before = time.monotonic(), page.read()
+            news, progress, alive, looked = before.progress != progress, before.progress, looked, now
+            if before.phase not in phases or not before.pending or not before.progress or (decodes and not news):
                 time.sleep(0.002)
                 continue
             began = time.monotonic()
@@ -109,9 +116,10 @@ def _stop_in(job: Job, role: str, incarnation: int, pid: int, phases: tuple[Phas
             time.sleep(0.02)
             after = page.read()
             if after.phase in phases and after.pending:
-                return began
+                return began, alive if decodes else began
             os.kill(pid, signal.SIGCONT)
             time.sleep(0.5)
+            looked, progress = time.monotonic(), page.read().progress
     finally:
         page.close()
     raise TimeoutError(f"{role} was in none of {', '.join(phases)} with work within {_PATIENCE:g} s")
