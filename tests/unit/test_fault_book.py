@@ -277,7 +277,7 @@ def test_in_a_run_that_is_done_a_fault_whose_target_vanished_did_not_fire(status
 
 def lasting(kind: str = "hang", seconds: float = 5.0, ends: float = 150.0, role: str = "rollout-0") -> Story:
     story = Story()
-    plan(story, 101.0, kind=kind, options={"seconds": seconds}, target=role)
+    plan(story, 101.0, kind=kind, options={"seconds": seconds}, target=role, benign=kind == "idle_rollout")
     hit(story, 102.0, role, {"signal": "SIGSTOP", "process": "T", "ago": 0.0, "held": "requests"})
     story.ends(ends)
     return story
