@@ -398,7 +398,7 @@ def _freeze_below_then_busy_wedge(d: random.Random) -> Scenario:
         "",
         (
             Fault("freeze", "trainer-0", phase="train", step=1, at=at, seconds=2.2),
-            Fault("wedge", "trainer-0", phase="train", step=1, at=at + 1),
+            Fault("wedge", "trainer-0", phase="train", step=1, at=1.0, after=0),
         ),
         must=(Must("trainer-0", within=("trainer.no_marks", 0.5), fault=1),),
         seconds=50,
