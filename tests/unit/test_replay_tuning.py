@@ -86,7 +86,7 @@ def test_a_side_has_marks_scores_and_code(material: tuning.Material) -> None:
     taken: dict[str, float] = {}
     exec(side["code"], {"job": SimpleNamespace(thresholds=taken)})  # what update() takes; one by one the job would refuse some
     assert taken == SHARP
-    assert tuning.side(material.trial({}), RUNS[0], 0)["code"] == "# as recorded"
+    assert tuning.side(material.trial({}), RUNS[0], 0)["code"] == "# what the sliders began with: nothing is changed"
 
 
 def test_what_is_saved_shows_signals_truth_verdicts_and_the_setting_and_trusts_no_text(material: tuning.Material) -> None:

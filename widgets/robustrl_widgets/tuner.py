@@ -40,8 +40,8 @@ _QUIET = 0.4
 log = logging.getLogger(__name__)
 
 Sources = Mapping[str, Callable[[], tuple[Sequence[Run], Thresholds | None]]]
-"""Name -> what gives the runs, and the setting that sliders begin with (None: the one in force at the end of the first run). Asked on the
-tuner's thread, when somebody wants them."""
+"""Name -> what gives the runs, and the setting that sliders begin with (None: see `tuning.first_setting`). Asked on the tuner's thread,
+when somebody wants them."""
 
 
 def bundled() -> Sources:
@@ -256,7 +256,7 @@ class Tuner:
         runs, base = self._sources[name]()
         if not runs:
             raise Refused(f"{name}: there is no run yet")
-        base = self._base or base or runs[0].thresholds[-1][1]
+        base = self._base or base or tuning.first_setting(runs, self._job)
         material = tuning.Material(runs, base)
         first = material.trial({})
         drawn, _, _ = drawn_settings(base, tuning.ranges(material), _DRAWN, _SEED)

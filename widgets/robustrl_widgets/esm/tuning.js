@@ -22,7 +22,7 @@ function render({ model, el }) {
     return answer;
   };
   const load = h("button", { onclick: async () => { set_text(said, "being made ready\u2026"); adopt = true; await ask("load", { source: source.value }); set_text(said, ""); } }, "load");
-  const reset = h("button", { title: "the settings that the run was recorded with", onclick: () => { for (const each of sliders.values()) each.put(each.base); move(); } }, "reset");
+  const reset = h("button", { title: "what the sliders began with", onclick: () => { for (const each of sliders.values()) each.put(each.base); move(); } }, "reset");
   const keep = h("button", { onclick: async () => { await moved; await ask("compare", { on: !shown.b }); } }, "keep for comparison");
   const copy = h("button", { onclick: async () => { try { await navigator.clipboard.writeText(code.textContent); set_text(said, "copied"); } catch { getSelection()?.selectAllChildren(code); set_text(said, "select it and copy: this page may not"); } } }, "copy as code");
   const apply = h("button", { class: "danger", onclick: async () => { await moved; if (!wrong) await ask("apply"); } }, "apply to live job");
