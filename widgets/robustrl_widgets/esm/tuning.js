@@ -143,25 +143,45 @@ function render({ model, el }) {
     const sides = [shown.a, shown.b].filter(Boolean);
     scores.replaceChildren(h("table", {}, h("tr", {}, h("td", {}, shown.runs.length > 1 ? `all ${shown.runs.length} runs` : ""), h("th", {}, "now"), shown.b && h("th", {}, "kept")), ...ROWS.map(([name, get]) => h("tr", { title: name === "nearest harmless" ? shown.a.score.reach_of : null }, h("td", {}, name), ...sides.map((side) => h("td", { "data-score": side === shown.a ? name : null }, String(get(side.score))))))));
   };
+  // The points stay the same elements while others come: a click is heard by the plot, as a point may move on between press and release.
+  const choose = async (index) => { adopt = true; await ask("point", { point: index }); adopt = true; draw(); };
+  const point_of = (event) => event.target?.dataset?.point ?? null;
+  const size = [320, 190], dots = [], axes = svg("g", {}), front_line = svg("path", { fill: "none", stroke: "var(--rec)" });
+  let pressed = null;
+  const plotted = svg("svg", { viewBox: `0 0 ${size[0]} ${size[1]}`, role: "img" }, axes, front_line), plot_title = h("h2", {});
+  plotted.addEventListener("pointerdown", (event) => { pressed = point_of(event) === null ? null : [point_of(event), event.clientX, event.clientY]; });
+  plotted.addEventListener("click", (event) => {
+    const here = pressed && Math.hypot(event.clientX - pressed[1], event.clientY - pressed[2]) < 6, index = here ? pressed[0] : point_of(event);
+    pressed = null;
+    if (index !== null) choose(Number(index));
+  });
+  plotted.addEventListener("keydown", (event) => { if (point_of(event) !== null && (event.key === "Enter" || event.key === " ")) { event.preventDefault(); choose(Number(point_of(event))); } });
+  const dot_at = (index) => {
+    if (!dots[index]) {
+      dots[index] = svg("circle", { "data-point": index, role: "button", "aria-label": `setting ${index}`, "stroke-opacity": 0.6 }, svg("title", {}));
+      plotted.append(dots[index]);
+    }
+    return dots[index];
+  };
   const pareto = () => {
-    const points = shown.points ?? [], [width, height, left, bottom] = [320, 190, 40, 30], most = (place) => Math.max(1e-6, ...points.map((point) => point[place])) * 1.05;
+    const points = shown.points ?? [], [width, height] = size, [left, bottom] = [40, 30], most = (place) => Math.max(1e-6, ...points.map((point) => point[place])) * 1.05;
     const [x1, y1] = [Math.sqrt(most(0)), most(1)], x = (value) => left + (width - left - 10) * Math.sqrt(value) / x1, y = (value) => 8 + (height - bottom - 8) * (1 - value / y1);
-    const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${points.length} settings by false alarms and delay` }), note = (words, at) => { drawing.append(svg("text", at)); drawing.lastChild.textContent = words; };
-    drawing.append(svg("path", { d: `M${left} 8V${height - bottom}H${width - 8}`, fill: "none", stroke: "var(--line)" }));
+    const note = (words, at) => { const text = svg("text", at); text.textContent = words; return text; };
+    plotted.setAttribute("aria-label", `${points.length} settings by false alarms and delay`);
     const none = points.every((point) => !point[0]);
-    note(none ? "no false alarm with any of these settings" : `false alarms per hour, to ${nice(x1 * x1)} (square root)`, { x: left, y: height - 14 });
-    note(`mean delay, to ${span(y1)}`, { x: left + 4, y: 16 });
+    axes.replaceChildren(svg("path", { d: `M${left} 8V${height - bottom}H${width - 8}`, fill: "none", stroke: "var(--line)" }),
+      note(none ? "no false alarm with any of these settings" : `false alarms per hour, to ${nice(x1 * x1)} (square root)`, { x: left, y: height - 14 }), note(`mean delay, to ${span(y1)}`, { x: left + 4, y: 16 }));
     const front = points.map((point, index) => [point, index]).filter(([point]) => point[2]).sort((a, b) => a[0][0] - b[0][0]);
-    drawing.append(svg("path", { d: front.map(([point], index) => `${index ? "L" : "M"}${x(point[0])},${y(point[1])}`).join(""), fill: "none", stroke: "var(--rec)" }));
+    front_line.setAttribute("d", front.map(([point], index) => `${index ? "L" : "M"}${x(point[0])},${y(point[1])}`).join(""));
     points.forEach((point, index) => {
-      const dot = svg("circle", { cx: x(point[0]), cy: y(point[1]), r: point[2] ? 5 : 3, fill: point[2] ? "var(--rec)" : point[3] ? "none" : "var(--mut)", stroke: point[3] ? "var(--mut)" : "none", "fill-opacity": point[2] ? 1 : 0.6, "stroke-opacity": 0.6, "data-point": index, tabindex: point[2] ? 0 : -1, role: "button", "aria-label": `setting ${index}` }, svg("title", {}));
-      dot.firstChild.textContent = `${nice(point[0])} false alarms per hour, mean delay ${span(point[1])}${point[3] ? `, ${point[3]} missed` : ""}: click to load it`;
-      const choose = async () => { adopt = true; await ask("point", { point: index }); adopt = true; draw(); };
-      dot.addEventListener("click", choose);
-      dot.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(); } });
-      drawing.append(dot);
+      const dot = dot_at(index), best = point[2], missed = point[3];
+      const looks = { cx: x(point[0]), cy: y(point[1]), r: best ? 5 : 3, fill: best ? "var(--rec)" : missed ? "none" : "var(--mut)", stroke: missed ? "var(--mut)" : "none", "fill-opacity": best ? 1 : 0.6, "pointer-events": "all", tabindex: best ? 0 : -1 };
+      for (const [name, value] of Object.entries(looks)) if (dot.getAttribute(name) !== String(value)) dot.setAttribute(name, String(value));
+      set_text(dot.firstChild, `${nice(point[0])} false alarms per hour, mean delay ${span(point[1])}${missed ? `, ${missed} missed` : ""}: click to load it`);
     });
-    plot.replaceChildren(h("h2", {}, `Settings drawn at random${shown.todo ? `, ${shown.todo} to come` : ""}`), drawing);
+    for (const dot of dots.splice(points.length)) dot.remove();
+    set_text(plot_title, `Settings drawn at random${shown.todo ? `, ${shown.todo} to come` : ""}`);
+    if (!plot.firstChild) plot.append(plot_title, plotted);
   };
   const nice = (value) => Number(value.toPrecision(2)).toString();
   return () => view.close();
