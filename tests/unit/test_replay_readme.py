@@ -48,7 +48,7 @@ def labs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 def test_what_readme_shows_of_tuning_works_as_it_stands(name: str, labs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     run = robustrl.corpus()[name]
     monkeypatch.setattr(Run, "load", classmethod(lambda cls, path: run))
-    job = SimpleNamespace(thresholds=SimpleNamespace(now=Thresholds.lab().updated({"rollout.heartbeat": 2.5})))
+    job = SimpleNamespace(over=False, thresholds=SimpleNamespace(now=Thresholds.lab().updated({"rollout.heartbeat": 2.5})))
     there: dict[str, Any] = {"robustrl": robustrl, "job": job}
     lines = _lines()
     assert len(lines) >= 12 and sum("TuningLab(" in line for line in lines) == 2

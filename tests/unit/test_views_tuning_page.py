@@ -1,4 +1,4 @@
-"""What the tuning lab's page does with its pictures, in Node and a document of a few lines (page.mjs): points while others come."""
+"""What the tuning lab's page does with its pictures, in Node and a document of a few lines (page.mjs): points while others come; a job that ends."""
 
 from __future__ import annotations
 
@@ -48,3 +48,20 @@ return { same, moved, count, pressed, plain, key, dragged, left: dots().length }
 """, picture=PICTURE, more=more)  # fmt: skip
     assert found == {"same": True, "moved": True, "count": 20, "pressed": {"point": 5}, "plain": {"point": 3}, "key": {"point": 2},
                      "dragged": 3, "left": 4}  # fmt: skip
+
+
+def test_a_job_that_is_gone_is_said_and_cannot_be_applied_to(tmp_path: Path) -> None:
+    there, gone, done = _page(tmp_path, "tuning", _START + """
+const look = () => { const apply = it.root.all((node) => node.tag === "button" && node.textContent === "apply to live job")[0];
+  const alarm = it.root.find(".gone");
+  return { off: apply.disabled, title: apply.title ?? "", gone: alarm.style.display !== "none" ? alarm.textContent : "" }; };
+const seen = [look()];
+it.show({ ...picture, closed: "the job is gone", gone: 1000 });
+seen.push(look());
+it.show({ ...picture, closed: "the job is done" });
+seen.push(look());
+return seen;
+""", picture=PICTURE)  # fmt: skip
+    assert there == {"off": False, "title": "", "gone": ""}
+    assert gone["off"] and gone["title"] == "The job is gone: nothing can be applied to it any more." and "gone since" in gone["gone"]
+    assert done == {"off": True, "title": "The job is done: nothing can be applied to it any more.", "gone": ""}

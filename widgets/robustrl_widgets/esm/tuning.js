@@ -14,7 +14,7 @@ function render({ model, el }) {
   const sliders = new Map();
   const view = open_view(model, el, "tuning", (picture) => { shown = picture; draw(); }, null, true);
   const source = h("select", { "aria-label": "what is tuned on" }), runs = h("select", { "aria-label": "run shown", onchange: () => ask("look", { run: Number(runs.value) }) });
-  const said = h("span", { class: "mut", role: "status" }), error = h("div", { class: "why", role: "alert" }), place = h("div", {}), list = h("div", { class: "sls" }), scores = h("div", {}), plot = h("div", {}), code = h("pre", {});
+  const over = h("p", { class: "mut", style: { display: "none" } }), said = h("span", { class: "mut", role: "status" }), error = h("div", { class: "why", role: "alert" }), place = h("div", {}), list = h("div", { class: "sls" }), scores = h("div", {}), plot = h("div", {}), code = h("pre", {});
   const ask = async (verb, args) => {
     const answer = await view.ask(verb, args);
     if (answer.error || verb === "set" || !wrong) set_text(error, answer.error ?? "");
@@ -26,7 +26,7 @@ function render({ model, el }) {
   const keep = h("button", { onclick: async () => { await moved; await ask("compare", { on: !shown.b }); } }, "keep for comparison");
   const copy = h("button", { onclick: async () => { try { await navigator.clipboard.writeText(code.textContent); set_text(said, "copied"); } catch { getSelection()?.selectAllChildren(code); set_text(said, "select it and copy: this page may not"); } } }, "copy as code");
   const apply = h("button", { class: "danger", onclick: async () => { await moved; if (!wrong) await ask("apply"); } }, "apply to live job");
-  view.root.append(h("style", {}, STYLE), h("h2", {}, "Tuning lab: what would other thresholds have said?"), h("div", { class: "bar" }, source, load, runs, reset, keep, copy, apply, said), error,
+  view.root.append(h("style", {}, STYLE), h("h2", {}, "Tuning lab: what would other thresholds have said?"), h("div", { class: "bar" }, source, load, runs, reset, keep, copy, apply, said), over, error,
     h("div", { class: "lab" }, h("div", {}, place, h("div", { class: "legend" }, h("span", {}, h("b", { style: { color: "var(--ok)" } }, "\u25bc "), "found"), h("span", {}, h("b", { style: { color: "var(--bad)" } }, "\u25b2 "), "false alarm"), h("span", {}, h("b", { style: { color: "var(--bad)" } }, "\u2715 "), "missed"),
       h("span", {}, h("i", { style: { background: "var(--bad)", opacity: 0.3 } }), "a fault"), h("span", {}, h("i", { style: { background: "var(--ok)", opacity: 0.3, border: "1px dashed var(--ink)" } }), "harmless (dashed)"), h("span", {}, "- - the limit; hollow: the setting that was kept"))), list, h("div", {}, h("div", { class: "two" }, scores, plot), code)));
 
@@ -43,7 +43,7 @@ function render({ model, el }) {
     if (!busy) moved = judge();
     redraw();
   };
-  const enable = () => { for (const each of [runs, reset, keep, copy]) each.disabled = !shown.a; apply.disabled = !shown.a || wrong; };
+  const enable = () => { for (const each of [runs, reset, keep, copy]) each.disabled = !shown.a; apply.disabled = !shown.a || wrong || Boolean(shown.closed); };
   let waiting = false;
   const redraw = () => { if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; signals(); }); } };
   // What is the same is not drawn again: a slider would wait for it.
@@ -63,6 +63,10 @@ function render({ model, el }) {
     const names = (shown.sources ?? []).join("\n");
     if (source.dataset.names !== names) { source.dataset.names = names; source.replaceChildren(...(shown.sources ?? []).map((name) => h("option", { value: name }, name))); }
     apply.style.display = shown.live ? "" : "none";
+    const ended = shown.live && shown.closed ? `${shown.closed[0].toUpperCase()}${shown.closed.slice(1)}: nothing can be applied to it any more.` : "";
+    set_text(over, ended);
+    over.style.display = ended ? "" : "none";
+    apply.title = ended;
     enable();
     if (!shown.a) { set_text(place, "No run is loaded yet: choose what to tune on, and load it."); return; }
     const now = `${shown.shown} ${shown.runs} ${shown.seconds} ${(shown.sliders ?? []).map((slider) => slider.base)}`;
