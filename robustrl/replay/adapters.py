@@ -7,8 +7,8 @@ What becomes of them: a GPU or rank is a trainer that is always in its train pha
 idle one is taken to be behind the others, which wait for it. A vLLM instance is a rollout, with ``vllm:generation_tokens_total`` as its
 progress and ``vllm:num_requests_running`` as its work; its loop is taken to turn when tokens come, so a heartbeat to a silent one goes
 unanswered. A value holds until the next one; a series without a value for more than `GAP` times its usual step was not seen in that time.
-A Prometheus value NaN is none: so it marks a series that was not there (*stale*); a series of nothing else is left out, and ``problems`` of the
-run says so. The scale of a DCGM series follows from its name; of several of one GPU the first in `DCGM` counts, the one that tells most.
+A Prometheus value NaN is none: so it marks a series that was not there (*stale*); a series of nothing else is left out, and the run's
+``problems`` say so. The scale of a DCGM series follows from its name; of several of one GPU the first in `DCGM` counts, which tells most.
 Failures are truth. Raises ConfigError that names file, row or value, and what is allowed.
 Leaves out: phases, micro-batches, optimizer steps, exits; rules that need them say nothing. Nobody watched live, so nothing was said live:
 replay such a run with thresholds, not without.
@@ -192,7 +192,8 @@ def _marked(run: Run, failures: str | Path | None, who: str) -> Run:
         if not begin <= start <= last:
             raise ConfigError(f"{where}: start", row["start"], f"must lie in the run, from {begin:{_TIME}} to {last:{_TIME}}")
         if end is not None and not start < end <= last:
-            raise ConfigError(f"{where}: end", row["end"], f"must lie after its start, {start:{_TIME}}, and in the run, up to {last:{_TIME}}")
+            allowed = f"must lie after its start, {start:{_TIME}}, and in the run, up to {last:{_TIME}}"
+            raise ConfigError(f"{where}: end", row["end"], allowed)
         try:
             run = run.annotate(role, start - begin, None if end is None else end - begin, kind="failure")
         except ConfigError as error:

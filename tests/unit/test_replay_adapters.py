@@ -88,7 +88,7 @@ def test_bad_rows_are_named(tmp_path: Path, rows: list[str], why: str) -> None:
 @pytest.mark.parametrize(("make", "why"), [
     (lambda path: path.write_text("{"), "no answer of"), (lambda path: path.write_text('{"status": "success"}'), "successful answer"),
     (lambda path: export(path, status="error"), "successful answer"), (lambda path: export(path, series("up", {}, [(1.0, 1.0)])), "DCGM"),
-    (lambda path: export(path, series("DCGM_FI_DEV_GPU_UTIL", {}, [(1.0, float("nan"))])), "must have a value that is a number: .*series 1"),
+    (lambda path: export(path, series("DCGM_FI_DEV_GPU_UTIL", {}, [(1.0, math.nan)])), "must have a value that is a number: .*series 1"),
 ])  # fmt: skip
 def test_bad_exports_are_named(tmp_path: Path, make: Callable[[Path], object], why: str) -> None:
     make(tmp_path / "x.json")

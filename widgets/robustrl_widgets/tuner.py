@@ -227,7 +227,8 @@ class Tuner:
     def picture(self) -> tuning.Picture:
         live = self._job is not None and self._right is Right.INSTRUCTOR
         closed, gone = self._fate = fate(self._job)
-        found: tuning.Picture = {"sources": list(self._sources), "live": live, "job": self._job is not None, "closed": closed, **self._still}
+        found: tuning.Picture = {"sources": list(self._sources), "live": live, "job": self._job is not None, "closed": closed}
+        found |= self._still
         if gone is not None:
             found["gone"] = gone
         if self.material is not None and self.now is not None:
