@@ -209,22 +209,36 @@ def _check(failures: Any, floor: Any) -> None:
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    """(row, counted with the header as 1; its values)."""
-    number = 1
+    """(row: the line of the file, from 1; its values)."""
+    number = 0
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
                 raise ConfigError(f"{path}, row 1", reader.fieldnames, f"the columns {', '.join(missing)} are missing")
+            number = 1
             for row in reader:
-                number += 1
+                number = reader.line_num
                 if None in row or None in row.values():
                     raise ConfigError(f"{path}, row {number}", row, f"must have {len(reader.fieldnames or ())} values")
                 yield number, row
     except csv.Error as error:
         raise ConfigError(f"{path}, row {number + 1}", "", f"is no row of a CSV: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise _no_text(path) or ConfigError(str(path), "", f"cannot be read: {error}") from None
+    except OSError as error:
         raise ConfigError(str(path), "", f"cannot be read: {error}") from error
+
+
+def _no_text(path: Path) -> ConfigError | None:
+    """The first line that is no UTF-8."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                return ConfigError(f"{path}, row {number}", _short(line), f"must be UTF-8; {error.reason} at its byte {error.start + 1}")
+    return None
 
 
 def _matrix(path: Path) -> Iterator[tuple[dict[str, Any], list[Any], str]]:

@@ -20,7 +20,10 @@ _RUN = "must be the path of a run directory, an events.jsonl (also gzipped) or a
 
 def path_of(value: Any, name: str = "path", allowed: str = _RUN) -> Path:
     if isinstance(value, str | Path) and str(value).strip() and "\0" not in str(value):
-        return Path(value)
+        try:
+            return Path(value).expanduser()
+        except RuntimeError:  # the home of nobody
+            return Path(value)
     raise ConfigError(name, value, allowed)
 
 

@@ -232,3 +232,12 @@ def test_unix_times_are_told_with_all_their_digits(tmp_path: Path) -> None:
                      ("0,1700000005,1700000002", "row 2: end = '1700000002': must lie after its start, 1700000005, .* up to 1700000019")):
         with pytest.raises(ConfigError, match=why):
             from_csv(good, write(tmp_path / "f.csv", "rank,start,end", row))
+
+
+def test_a_byte_that_is_no_text_and_a_row_after_blank_lines_are_named(tmp_path: Path) -> None:
+    (tmp_path / "u.csv").write_bytes(b"t,rank,utilisation\n1,0,0.5\n2,0,0.\xff5\n3,0,0.5\n")
+    with pytest.raises(ConfigError, match="row 3 = .*must be UTF-8.* byte 7"):
+        from_csv(tmp_path / "u.csv")
+    with pytest.raises(ConfigError, match="row 5: utilisation = '500'"):
+        from_csv(write(tmp_path / "b.csv", "t,rank,utilisation", "1,0,0.5", "", "2,0,0.5", "3,0,500"))
+    assert from_csv(write(tmp_path / "e.csv", "t,rank,utilisation", "1,0,0.5", "2,0,0.5", "", "")).seconds == 1.0

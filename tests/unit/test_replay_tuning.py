@@ -189,7 +189,7 @@ def test_only_an_instructor_changes_the_job() -> None:
     assert set(asked[0]) == set(tuning.SLIDERS) and asked[0] == {path: LAB.updated(SHARP).get(path) for path in tuning.SLIDERS}
 
 
-@pytest.mark.parametrize(("lost", "closed"), [(JobFailed("it failed\n  | a log\n  | of many lines"), "the job is gone"), (None, "the job is done")])
+@pytest.mark.parametrize(("lost", "closed"), [(JobFailed("it failed\n  | a log"), "the job is gone"), (None, "the job is done")])
 def test_a_job_that_is_over_is_said_and_nothing_is_applied_to_it(lost: JobFailed | None, closed: str) -> None:
     asked: list[dict[str, float]] = []
     job = SimpleNamespace(over=False, _lost=None, status="running", _state=SimpleNamespace(wall=1000.0, t=25.0, t0=5.0),
