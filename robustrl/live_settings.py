@@ -80,7 +80,7 @@ class LiveThresholds:
             return Thresholds.from_dict(self._job._state.thresholds)
 
     def update(self, changes: Mapping[str, Any]) -> None:
-        """Several at once, by path (``{"rollout.no_tokens": "3s"}``): all of them, or none."""
+        """Several at once, by path (``{"rollout.heartbeat": "2s"}``): all of them, or none."""
         now = self.now
         now.updated(changes)  # raises here what the host would raise
         plain = {path: value if isinstance(value, str) else msgspec.to_builtins(now.parse(path, value)) for path, value in changes.items()}

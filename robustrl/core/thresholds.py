@@ -225,7 +225,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def updated(self, changes: Mapping[str, Any]) -> Self:
         """With all of ``changes`` (path -> value as `parse` takes it) made at once; only the result has to be free of contradictions."""
         if not isinstance(changes, Mapping):
-            raise ConfigError("thresholds", changes, 'must be settings by path, e.g. {"rollout.no_tokens": "3s"}')
+            raise ConfigError("thresholds", changes, 'must be settings by path, e.g. {"rollout.heartbeat": "2s"}')
         return self._with({path: self.parse(path, value) for path, value in changes.items()})
 
     def parse(self, path: str, value: Any) -> Any:

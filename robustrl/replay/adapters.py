@@ -7,7 +7,8 @@ What becomes of them: a GPU or rank is a trainer that is always in its train pha
 idle one is taken to be behind the others, which wait for it. A vLLM instance is a rollout, with ``vllm:generation_tokens_total`` as its
 progress and ``vllm:num_requests_running`` as its work; its loop is taken to turn when tokens come, so a heartbeat to a silent one goes
 unanswered. A value holds until the next one; a series without a value for more than `GAP` times its usual step was not seen in that time.
-A Prometheus value NaN is none: so it marks a series that was not there (*stale*). The scale of a DCGM series follows from its name.
+A Prometheus value NaN is none: so it marks a series that was not there (*stale*); a series of nothing else is left out, and the run's
+``problems`` say so. The scale of a DCGM series follows from its name; of several of one GPU the first in `DCGM` counts, which tells most.
 Failures are truth. Raises ConfigError that names file, row or value, and what is allowed.
 Leaves out: phases, micro-batches, optimizer steps, exits; rules that need them say nothing. Nobody watched live, so nothing was said live:
 replay such a run with thresholds, not without.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import dataclasses
 import math
 import reprlib
 import statistics
@@ -30,18 +32,20 @@ from ..core import events as ev
 from ..core.thresholds import KEEP_ALIVE
 from ..errors import ConfigError
 from .given import path_of
-from .reading import LATEST
+from .reading import LATEST, Problem
 from .run import Run
 
 GAP = 3.0
-DCGM = {"DCGM_FI_DEV_GPU_UTIL": 100.0, "DCGM_FI_PROF_GR_ENGINE_ACTIVE": 1.0, "DCGM_FI_PROF_SM_ACTIVE": 1.0}
-"""Names and what stands for full utilisation."""
+DCGM = {"DCGM_FI_PROF_SM_ACTIVE": 1.0, "DCGM_FI_PROF_GR_ENGINE_ACTIVE": 1.0, "DCGM_FI_DEV_GPU_UTIL": 100.0}
+"""Names and what stands for full utilisation, the one that tells most first: for the others a single busy unit is a busy GPU."""
 TOKENS, RUNNING = "vllm:generation_tokens_total", "vllm:num_requests_running"
 _FILE = "must be the path of a file"
 _AGENT = "node_agent-0"
 _LONG = 100
 _RANKS = 1_000_000
 _COUNT = 2.0**53
+_TIME = ".15g"
+"""Unix times with all their digits."""
 _SLOWEST = 3600.0
 """Seconds between the values of a series, usually, at most."""
 _SAMPLES = 10_000_000
@@ -74,24 +78,32 @@ def from_prometheus(exports: str | Path | Sequence[str | Path], failures: str | 
         raise ConfigError("exports", exports, "must be the path of a file, or a list of at least one")
     paths = [path_of(path, "exports", _FILE) for path in ([exports] if isinstance(exports, str | Path) else exports)]
     _check(failures, floor)
-    found: dict[str, dict[str, Series]] = {"util": {}, TOKENS: {}, RUNNING: {}}
+    found: dict[str, dict[str, Series]] = {name: {} for name in (*DCGM, TOKENS, RUNNING)}
+    empty: list[Problem] = []
     for path in paths:
-        for metric, values, where in _matrix(path):
+        for number, (metric, values, where) in enumerate(_matrix(path), 1):
             name = str(metric.get("__name__", ""))
-            group = "util" if name in DCGM else name
-            if group in found:
+            if name in found:
                 which = ", ".join(f"{key}={metric[key]}" for key in sorted(metric) if key not in ("__name__", "job"))
-                target = found[group].setdefault(which, [])
-                most = DCGM.get(name, _COUNT)
-                for t, value, place in _pairs(values, f"{where}, {name}{{{which}}}", most):
-                    _add(target, t, value / most if name in DCGM else value, f"{place}: time")
-    if not found["util"] and not found[TOKENS]:
+                where, most = f"{where}, {name}{{{which}}}", DCGM.get(name, _COUNT)
+                pairs = list(_pairs(values, where, most))
+                if not pairs:
+                    empty.append(Problem(number, "empty", f"{where}: holds no number; this series is left out"))
+                for t, value, place in pairs:
+                    _add(found[name].setdefault(which, []), t, value / most if name in DCGM else value, f"{place}: time")
+    shares: dict[str, Series] = {}
+    for name in reversed(DCGM):
+        shares |= found[name]
+    if not shares and not found[TOKENS]:
+        if empty:
+            raise ConfigError(", ".join(map(str, paths)), "NaN", f"must have a value that is a number: {empty[0].text}")
         raise ConfigError(", ".join(map(str, paths)), "", f"must hold a series named {', '.join((*DCGM, TOKENS))}")
-    ranks = {f"trainer-{i}": found["util"][which] for i, which in enumerate(sorted(found["util"]))}
+    ranks = {f"trainer-{i}": shares[which] for i, which in enumerate(sorted(shares))}
     instances = sorted(found[TOKENS])
     tokens = {f"rollout-{i}": found[TOKENS][which] for i, which in enumerate(instances)}
     running = {f"rollout-{i}": found[RUNNING].get(which, []) for i, which in enumerate(instances)}
-    return _marked(_run(paths[0].stem, ranks, tokens, running, floor), failures, "role")
+    run = _run(paths[0].stem, ranks, tokens, running, floor)
+    return _marked(dataclasses.replace(run, problems=tuple(empty)), failures, "role")
 
 
 def _run(name: str, shares: dict[str, Series], tokens: dict[str, Series], running: dict[str, Series], floor: float) -> Run:
@@ -174,10 +186,16 @@ def _marked(run: Run, failures: str | Path | None, who: str) -> Run:
     for number, row in _rows(path, (who, "start", "end")):
         where = f"{path}, row {number}"
         role = row["role"] if who == "role" else f"trainer-{row['rank']}"
-        start = _within(row["start"], f"{where}: start", 0, LATEST) - run.begin
-        end = _within(row["end"], f"{where}: end", 0, LATEST) - run.begin if row["end"] else None
+        start = _within(row["start"], f"{where}: start", 0, LATEST)
+        end = _within(row["end"], f"{where}: end", 0, LATEST) if row["end"] else None
+        begin, last = run.begin, run.entries[-1].t
+        if not begin <= start <= last:
+            raise ConfigError(f"{where}: start", row["start"], f"must lie in the run, from {begin:{_TIME}} to {last:{_TIME}}")
+        if end is not None and not start < end <= last:
+            allowed = f"must lie after its start, {start:{_TIME}}, and in the run, up to {last:{_TIME}}"
+            raise ConfigError(f"{where}: end", row["end"], allowed)
         try:
-            run = run.annotate(role, start, end, kind="failure")
+            run = run.annotate(role, start - begin, None if end is None else end - begin, kind="failure")
         except ConfigError as error:
             raise ConfigError(f"{where}: {error.field}", error.value, error.allowed) from None
     return run
@@ -191,22 +209,36 @@ def _check(failures: Any, floor: Any) -> None:
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    """(row, counted with the header as 1; its values)."""
-    number = 1
+    """(row: the line of the file, from 1; its values)."""
+    number = 0
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
                 raise ConfigError(f"{path}, row 1", reader.fieldnames, f"the columns {', '.join(missing)} are missing")
+            number = 1
             for row in reader:
-                number += 1
+                number = reader.line_num
                 if None in row or None in row.values():
                     raise ConfigError(f"{path}, row {number}", row, f"must have {len(reader.fieldnames or ())} values")
                 yield number, row
     except csv.Error as error:
         raise ConfigError(f"{path}, row {number + 1}", "", f"is no row of a CSV: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise _no_text(path) or ConfigError(str(path), "", f"cannot be read: {error}") from None
+    except OSError as error:
         raise ConfigError(str(path), "", f"cannot be read: {error}") from error
+
+
+def _no_text(path: Path) -> ConfigError | None:
+    """The first line that is no UTF-8."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                return ConfigError(f"{path}, row {number}", _short(line), f"must be UTF-8; {error.reason} at its byte {error.start + 1}")
+    return None
 
 
 def _matrix(path: Path) -> Iterator[tuple[dict[str, Any], list[Any], str]]:
@@ -236,17 +268,13 @@ def _matrix(path: Path) -> Iterator[tuple[dict[str, Any], list[Any], str]]:
 
 def _pairs(values: list[Any], where: str, most: float) -> Iterator[tuple[Any, float, str]]:
     """(time, value, place in the file) of those that are numbers."""
-    numbers = 0
     for place, pair in enumerate(values, 1):
         at = f"{where}, value {place}"
         if not isinstance(pair, list) or len(pair) != 2:
             raise ConfigError(at, _short(pair), "must be a pair [time, value]")
         if str(pair[1]).lower() == "nan":
             continue
-        numbers += 1
         yield pair[0], _within(pair[1], at, 0, most), at
-    if not numbers:
-        raise ConfigError(where, "NaN", "must have a value that is a number")
 
 
 def _short(value: Any) -> Any:
@@ -267,5 +295,5 @@ def _within(value: Any, where: str, low: float, high: float) -> float:
 def _add(series: Series, t: Any, value: float, where: str) -> None:
     seconds = _within(t, where, 0, LATEST)
     if series and seconds <= series[-1][0]:
-        raise ConfigError(where, t, f"must come after {series[-1][0]:g}: the times of one series rise")
+        raise ConfigError(where, t, f"must come after {series[-1][0]:{_TIME}}: the times of one series rise")
     series.append((seconds, value))

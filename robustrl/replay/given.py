@@ -12,14 +12,18 @@ from ..errors import ConfigError
 from .run import Run
 
 _JUDGE = ("feed", "advance", "next_deadline")
-
+EXAMPLE = '{"rollout.heartbeat": "2s"}'
+"""Of changes: goes with the lab's other settings and with the paper's."""
 
 _RUN = "must be the path of a run directory, an events.jsonl (also gzipped) or a Parquet file"
 
 
 def path_of(value: Any, name: str = "path", allowed: str = _RUN) -> Path:
     if isinstance(value, str | Path) and str(value).strip() and "\0" not in str(value):
-        return Path(value)
+        try:
+            return Path(value).expanduser()
+        except RuntimeError:  # the home of nobody
+            return Path(value)
     raise ConfigError(name, value, allowed)
 
 
@@ -46,12 +50,23 @@ def runs_of(value: Any, name: str = "runs") -> list[Run]:
 def check_changes(name: str, value: Any) -> None:
     """Of thresholds, by path."""
     if not isinstance(value, Mapping) or not all(isinstance(path, str) for path in value):
-        raise ConfigError(name, value, 'must be a mapping from settings to values, e.g. {"rollout.no_tokens": "6s"}')
+        raise ConfigError(name, value, f'must be a mapping from settings to values, e.g. {EXAMPLE}')
 
 
 def check_thresholds(value: Any) -> None:
     if not isinstance(value, Thresholds):
         check_changes("thresholds", value)
+
+
+def changed(own: Thresholds, changes: Mapping[str, Any]) -> Thresholds:
+    """A run's ``own`` settings with changes; where these contradict what the run began with, the error says how to begin elsewhere."""
+    try:
+        return own.updated(changes)
+    except ConfigError as error:
+        if not error.allowed.startswith("does not go with"):
+            raise
+        how = "the others are those that the run began with; Thresholds.lab().updated({...}) changes the lab's instead"
+        raise ConfigError(error.field, error.value, f"{error.allowed}; {how}") from None
 
 
 def check_count(name: str, value: Any, least: int, most: int | None = None) -> None:

@@ -2,7 +2,8 @@
 
 Promises: no row that can be used is given up; problems come in the order of the rows. Looked for: an empty file, a row that cannot be read
 or was cut off, another schema version, numbers or times out of order, times that no clock shows, missing and doubled rows, phases and roles
-that are none, roles never started. Leaves out: the chain, and whether the run was right (core/audit.py).
+that are none, settings that are none, roles never started. Blank lines at the end are nothing. Leaves out: the chain, and whether the run
+was right (core/audit.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import msgspec
 
 from ..core import events as ev
 from ..core.roles import Phase, RoleId
-from ..errors import counted
+from ..core.thresholds import Thresholds
+from ..errors import ConfigError, counted
 from ..runtime.event_log import LogError
 
 LATEST = 1e11
@@ -36,7 +38,7 @@ class Problem(NamedTuple):
     row: int
     """From 1; of a Parquet file too. 0: the file's metadata."""
     kind: str
-    """empty, unreadable, truncated, schema, metadata, unsorted, doubled, time, gap or role."""
+    """empty, unreadable, truncated, schema, metadata, unsorted, doubled, time, gap, settings or role."""
     text: str
 
     def __str__(self) -> str:
@@ -74,10 +76,12 @@ def read_rows(path: Path, live: bool = False) -> tuple[list[Row], list[Problem]]
         data, live = _unzipped(data, problems), False
     lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
     tail = lines.pop()
+    while not tail.strip() and lines and not lines[-1].strip():
+        tail = lines.pop()
     rows: list[Row] = []
     for number, line in enumerate(lines, 1):
         _take(number, line, rows, problems)
-    if tail and not _take(len(lines) + 1, tail, rows, []) and not live:
+    if tail.strip() and not _take(len(lines) + 1, tail, rows, []) and not live:
         problems.append(Problem(len(lines) + 1, "truncated", f"is cut off: {counted(len(tail), 'byte')} without an end"))
     return rows, sorted(problems)
 
@@ -130,6 +134,9 @@ def examine(rows: Iterable[Row]) -> tuple[list[ev.Entry], list[Problem]]:
         latest = max(latest, entry.t)
         if isinstance(event, ev.RunStarted) and event.schema != ev.SCHEMA:
             problems.append(Problem(row, "schema", f"the run was written with schema {event.schema}, this is {ev.SCHEMA}"))
+        if isinstance(event, ev.ThresholdsChanged) and (why := _why_no_settings(event.thresholds)):
+            problems.append(Problem(row, "settings", f"its {why}; such a row is left out"))
+            continue
         if isinstance(event, ev.RoleStarted):
             known[event.role] = known.get(event.role) or _why_no_role(event.role)
         elif isinstance(event, ev.RoleSample) and event.phase not in _PHASES:
@@ -199,6 +206,14 @@ def _why_no_role(name: str) -> str:
     try:
         RoleId.parse(name)
     except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _why_no_settings(values: Any) -> str:
+    try:
+        Thresholds.from_dict(values)
+    except ConfigError as error:
         return str(error)
     return ""
 

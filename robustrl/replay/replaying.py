@@ -2,7 +2,8 @@
 
     robustrl.replay(run)                                            its own settings: exactly what was said live, if it is a whole run
     robustrl.replay(run, Thresholds.lab())                          other settings, the same detector
-    robustrl.replay(run, {"rollout.no_tokens": "6s"})               the run's first settings with a change
+    robustrl.replay(run, {"rollout.heartbeat": "2s"})               the run's first settings with a change
+    robustrl.replay(run, Thresholds.lab().updated({"rollout.no_tokens": "4s"}))
     robustrl.replay(run, detector=lambda: MyRule())                 another detector with feed, advance and next_deadline
 
 With its own settings the log is judged as it is. With others, what the supervisor of that day said and asked is left out, and the driver of
@@ -24,7 +25,7 @@ from ..core.thresholds import Thresholds
 from ..errors import ConfigError, counted
 from ..tables import Table
 from .driving import Judge, Said, drive
-from .given import check_run, check_thresholds, made_by
+from .given import changed, check_run, check_thresholds, made_by
 from .outcomes import CONSEQUENCE, DETECTED, FALSE_ALARM, MISSED, Outcome, Truths, match
 from .peers import JOB
 from .reducing import floors, reduced, rounded
@@ -99,7 +100,7 @@ def replay(run: Run, thresholds: Thresholds | Mapping[str, Any] | None = None, *
         check_thresholds(thresholds)
     own = [value for _, value in run.thresholds]
     if thresholds is not None and not isinstance(thresholds, Thresholds):
-        thresholds = own[0].updated(thresholds)
+        thresholds = changed(own[0], thresholds)
     recording, costs, truths = run.recording, run.costs, Truths(run)
     if detector is None and (thresholds is None or all(value == thresholds for value in own)):
         said = Said(list(judge(Detector(own[0]), run.entries)), [])

@@ -230,14 +230,14 @@ class Run:
         """As a gzipped log, a small file. Raises ConfigError if it holds annotations or a cut: those need `to_parquet`."""
         if self.annotations or self.window != (self.begin, self.entries[-1].t):
             raise ConfigError("path", str(path), "annotations and cuts are kept by to_parquet only")
-        write_gzip(Path(path), self.entries)
+        write_gzip(Path(path).expanduser(), self.entries)
 
     def to_parquet(self, path: str | Path) -> None:
         """See parquet.py for the schema. Raises MissingExtra without pyarrow."""
         from .parquet import write_parquet
 
         facts = {"name": self.name, "window": self.window, "annotations": [msgspec.to_builtins(mark) for mark in self.annotations]}
-        write_parquet(Path(path), self.entries, facts)
+        write_parquet(Path(path).expanduser(), self.entries, facts)
 
     def table(self) -> Table:
         """The truth, a row per mark, in seconds from the first entry."""

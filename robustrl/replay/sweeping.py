@@ -1,12 +1,13 @@
 """Many settings on some runs: `sweep`, a table of what each is worth, and the one to take.
 
-    found = robustrl.sweep(runs, {"rollout.no_tokens": [2, 3, 5], "trainer.no_compute": (0.5, 10.0)}, samples=500)
+    found = robustrl.sweep(runs, {"rollout.no_tokens": [3, 4, 5], "trainer.no_compute": (0.6, 5.0)}, samples=500,
+                           base=Thresholds.lab())
     found.to_pandas()       found.pareto       found.recommended        found.recommended.thresholds
 
 A list is tried value by value, all combinations; a pair (low, high) is a range from which ``samples`` settings are drawn, evenly in the
-logarithm, seeded. Combinations that contradict themselves are left out and counted; where all do, that is an error. The settings that the
-runs began with are always row 0. Ctrl-C keeps what is done, and what the processes are at. Results do not depend on the number of
-processes. Leaves out: settings that only lead to reports.
+logarithm, seeded. Combinations that contradict themselves are left out and counted; where all do, that is an error. The base, by default
+the settings that the first run began with, is always row 0. Ctrl-C keeps what is done, and what the processes are at. Results do not
+depend on the number of processes. Leaves out: settings that only lead to reports.
 """
 
 from __future__ import annotations
@@ -57,13 +58,13 @@ class Setting:
     def code(self) -> str:
         """The change as code for a live job: all at once, as some settings contradict each other while only one of them is set."""
         lines = "".join(f'    "{path}": {value!r},\n' for path, value in self.changes.items())
-        return f"job.thresholds.update({{\n{lines}}})" if lines else "# as recorded"
+        return f"job.thresholds.update({{\n{lines}}})" if lines else "# the base: nothing is changed"
 
     def __repr__(self) -> str:
         score = self.score
         changed = ", ".join(f"{path} = {_short(value)}" for path, value in self.changes.items())
         near = f"; what was harmless reached {100 * score.reach:.0f}% of a limit ({score.reach_of})" if score.reach_of else ""
-        return (f"<{changed or 'as recorded'}: {len(score.delays)} of {score.faults} faults detected, "
+        return (f"<{changed or 'the base'}: {len(score.delays)} of {score.faults} faults detected, "
                 f"{counted(len(score.needless), 'false alarm')}, "
                 f"{score.cost:.1f} s lost{near}>")  # fmt: skip
 
@@ -71,7 +72,7 @@ class Setting:
 @dataclass(frozen=True, eq=False)
 class Sweep:
     settings: tuple[Setting, ...]
-    """Those that were scored. The first: as the runs were recorded."""
+    """Those that were scored. The first: the base, of which the others are changes."""
     complete: bool
     """False: it was interrupted."""
     skipped: int
@@ -112,6 +113,10 @@ class Sweep:
         return f"<Sweep of {counted(len(self.settings), 'setting')}{part}; recommended {self.recommended!r}>"
 
 
+def _each(count: int) -> str:
+    return "its one setting" if count == 1 else f"each of its {counted(count, 'setting')}"
+
+
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -128,10 +133,11 @@ def sweep(runs: Run | Sequence[Run], grid: Mapping[str, Any], *, base: Threshold
         check_count(name, value, least)
     if base is not None and not isinstance(base, Thresholds):
         raise ConfigError("base", base, "must be Thresholds, e.g. Thresholds.lab()")
+    other = "" if base else "; the others are those that the first run began with: base=Thresholds.lab(), say, takes others"
     base = base or runs[0].thresholds[0][1]
     tried, skipped, why = drawn_settings(base, grid, samples, seed)
     if skipped and len(tried) == 1:
-        raise ConfigError("grid", grid, f"each of its {counted(skipped, 'setting')} contradicts itself; the first: {why}")
+        raise ConfigError("grid", grid, f"{_each(skipped)} contradicts itself{'; the first' if skipped > 1 else ''}: {why}{other}")
     low = floors(thresholds for _, thresholds in tried)
     cases = [Case(run, reduced(run.recording, low)) for run in runs]
     scores: dict[int, Score] = {}

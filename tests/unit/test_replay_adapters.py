@@ -88,7 +88,7 @@ def test_bad_rows_are_named(tmp_path: Path, rows: list[str], why: str) -> None:
 @pytest.mark.parametrize(("make", "why"), [
     (lambda path: path.write_text("{"), "no answer of"), (lambda path: path.write_text('{"status": "success"}'), "successful answer"),
     (lambda path: export(path, status="error"), "successful answer"), (lambda path: export(path, series("up", {}, [(1.0, 1.0)])), "DCGM"),
-    (lambda path: export(path, series("DCGM_FI_DEV_GPU_UTIL", {}, [(1.0, float("nan"))])), "must have a value that is a number"),
+    (lambda path: export(path, series("DCGM_FI_DEV_GPU_UTIL", {}, [(1.0, math.nan)])), "must have a value that is a number: .*series 1"),
 ])  # fmt: skip
 def test_bad_exports_are_named(tmp_path: Path, make: Callable[[Path], object], why: str) -> None:
     make(tmp_path / "x.json")
@@ -202,3 +202,42 @@ def test_what_is_no_floor_is_named(tmp_path: Path, floor: Any) -> None:
 def test_odd_values_of_a_csv_are_named(tmp_path: Path, row: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         from_csv(write(tmp_path / "u.csv", "t,rank,utilisation", row))
+
+
+def test_of_two_metrics_of_one_gpu_the_one_that_tells_most_counts_and_a_series_without_numbers_is_left_out(tmp_path: Path) -> None:
+    times = [1.7e9 + 5 * i for i in range(30)]
+    idle, busy, none = [(t, 0.0) for t in times], [(t, 90.0) for t in times], [(t, float("nan")) for t in times]
+    one, two = {"gpu": "0", "Hostname": "n"}, {"gpu": "1", "Hostname": "n"}
+    util, active = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_SM_ACTIVE"
+    both = [series(util, one, busy), series(active, one, idle), series(util, two, busy), series(active, two, none)]
+    for found in (both, both[::-1]):
+        run = from_prometheus(export(tmp_path / "x.json", *found))
+        last = {e.event.role: e.event.active_age for e in run.entries if isinstance(e.event, ev.RoleSample)}
+        assert last["trainer-0"] > 100 and last["trainer-1"] == 0.0, "SM_ACTIVE where it has values, else GPU_UTIL"
+        (problem,) = run.problems
+        assert f"{active}{{Hostname=n, gpu=1}}: holds no number" in problem.text and "1 problem" in repr(run)
+    tokens = series("vllm:generation_tokens_total", {"instance": "a"}, [(t, 10.0 * i) for i, t in enumerate(times)])
+    run = from_prometheus(export(tmp_path / "y.json", tokens, series("vllm:generation_tokens_total", {"instance": "b"}, none)))
+    assert "rollout-0" in run.roles and "rollout-1" not in run.roles and len(run.problems) == 1
+
+
+def test_unix_times_are_told_with_all_their_digits(tmp_path: Path) -> None:
+    twice = [(1700000000.25, 5.0), (1700000000.25, 5.0)]
+    with pytest.raises(ConfigError, match=r"must come after 1700000000\.25:"):
+        from_prometheus(export(tmp_path / "x.json", series("DCGM_FI_DEV_GPU_UTIL", {}, twice)))
+    with pytest.raises(ConfigError, match="must come after 1700000005:"):
+        from_csv(write(tmp_path / "u.csv", "t,rank,utilisation", "1700000005,0,0.5", "1700000001,0,0.5"))
+    good = write(tmp_path / "g.csv", "t,rank,utilisation", *(f"{1700000000 + i},0,0.5" for i in range(20)))
+    for row, why in (("0,1600000000,", "row 2: start = '1600000000': must lie in the run, from 1700000000 to 1700000019"),
+                     ("0,1700000005,1700000002", "row 2: end = '1700000002': must lie after its start, 1700000005, .* up to 1700000019")):
+        with pytest.raises(ConfigError, match=why):
+            from_csv(good, write(tmp_path / "f.csv", "rank,start,end", row))
+
+
+def test_a_byte_that_is_no_text_and_a_row_after_blank_lines_are_named(tmp_path: Path) -> None:
+    (tmp_path / "u.csv").write_bytes(b"t,rank,utilisation\n1,0,0.5\n2,0,0.\xff5\n3,0,0.5\n")
+    with pytest.raises(ConfigError, match="row 3 = .*must be UTF-8.* byte 7"):
+        from_csv(tmp_path / "u.csv")
+    with pytest.raises(ConfigError, match="row 5: utilisation = '500'"):
+        from_csv(write(tmp_path / "b.csv", "t,rank,utilisation", "1,0,0.5", "", "2,0,0.5", "3,0,500"))
+    assert from_csv(write(tmp_path / "e.csv", "t,rank,utilisation", "1,0,0.5", "2,0,0.5", "", "")).seconds == 1.0

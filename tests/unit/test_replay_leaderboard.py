@@ -88,6 +88,48 @@ def test_nobody_sees_what_was_injected_and_an_error_is_the_detectors_own(runs: l
 def test_names_and_runs_are_checked(runs: list[Run]) -> None:
     with pytest.raises(ConfigError, match="another detector"):
         leaderboard(runs, {OURS: LoopStuck})
-    with pytest.raises(ConfigError, match="at least one run"):
-        leaderboard([])
+    for other in ([], None, "x", 5, [5], b"x"):
+        with pytest.raises(ConfigError, match="runs = .*must be a Run or at least one of them"):
+            leaderboard(other)  # type: ignore[arg-type]
+    for other in (LoopStuck, [LoopStuck], "x"):
+        with pytest.raises(ConfigError, match="detectors = .*must be a mapping from names"):
+            leaderboard(runs, other)  # type: ignore[arg-type]
+    for name in (5, "", None):
+        with pytest.raises(ConfigError, match="detectors = .*must be a text"):
+            leaderboard(runs, {name: LoopStuck})  # type: ignore[dict-item]
     assert len(leaderboard(runs[1], peers=False)) == 3
+
+
+def _says(*said: Any) -> Callable[[], Any]:
+    return type("Says", (LoopStuck,), {"advance": lambda self, now: list(said)})
+
+
+class _Uncopyable(LoopStuck):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("no copy of me")
+
+
+def test_what_is_wrong_with_a_detector_is_its_own_rows_error(runs: list[Run]) -> None:
+    """Of a class of thirty one rule is wrong: the others want to see the table all the same."""
+    wrong: dict[str, tuple[Any, str]] = {
+        "five": (_says(5), "TypeError: advance gave 5: must be a list of verdicts"),
+        "no list": (type("No", (LoopStuck,), {"advance": lambda self, now: 5}), "TypeError: 'int' object is not iterable"),
+        "no time": (_says(call_failed("rollout-0", 1, None, "x")),  # type: ignore[arg-type]
+                    "TypeError: advance gave a verdict whose due is None: must be a number"),
+        "no life": (_says(call_failed("rollout-0", "1", 0.0, "x")),  # type: ignore[arg-type]
+                    "TypeError: advance gave a verdict whose incarnation is '1': must be int"),
+        "when": (type("When", (LoopStuck,), {"next_deadline": lambda self: "soon"}), "TypeError: next_deadline gave 'soon'"),
+        "factory": (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+        "none": (None, "ConfigError: detector = None: must make, when called"),
+        "made": (LoopStuck(), "ConfigError: detector = <"), "half": (lambda: object(), "ConfigError: detector = <function"),
+        "ends": (lambda: LoopStuck("x"), "TypeError: '>' not supported"),  # type: ignore[arg-type]
+    }  # fmt: skip
+    rows = board(runs[:1], mine=LoopStuck, **{name: make for name, (make, _) in wrong.items()})
+    for name, (_, error) in wrong.items():
+        assert rows[name]["error"].startswith(error) and rows[name]["missed"] == 1, name
+    assert rows["mine"]["error"] == "" and rows["mine"]["detected"] == 1 and len(rows) > 20
+
+
+def test_a_detector_that_cannot_be_copied_is_told_so_where_a_copy_goes_on_alone() -> None:
+    run = recorded(make(43, Fault("kill", "rollout-0"), restarts=1.0), "kill")
+    assert board([run], mine=_Uncopyable)["mine"]["error"] == "RuntimeError: no copy of me"

@@ -17,6 +17,7 @@ from robustrl.core.thresholds import Thresholds
 from robustrl.replay.corpus import corpus
 from robustrl.replay.reading import BadRun
 from robustrl.replay.stress import stretch
+from robustrl.runtime.event_log import LogError
 
 
 @pytest.fixture(scope="module")
@@ -215,3 +216,37 @@ def test_a_bad_event_of_a_parquet_file_costs_its_row(tables: tuple[Any, Any, Pat
     pq.write_table(table.set_column(table.column_names.index("event"), "event", pa.array(events)), path)
     found = partly(path, "row 8: cannot be read: event", {"unreadable", "gap"})
     assert len(found.entries) == len(run.entries) - 1
+
+
+# -- what is small ---
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\n\n", b"  ", b" \n\r\n"])
+def test_blank_lines_at_the_end_are_nothing(tmp_path: Path, run: Run, lines: list[bytes], end: bytes) -> None:
+    assert list(Run.load(written(tmp_path / "a.jsonl", b"".join(lines) + end)).entries) == list(run.entries)
+    partly(written(tmp_path / "b.jsonl", b"".join([*lines[:5], b"\n", *lines[5:]])), "row 6: cannot be read", {"unreadable"})
+    with pytest.raises(BadRun, match="empty"):
+        Run.load(written(tmp_path / "c.jsonl", end))
+
+
+@pytest.mark.parametrize(("path", "value", "why"), [
+    ("rollout.no_tokens", -1.0, "rollout.no_tokens = -1.0: "), ("rollout.no_tokens", None, "no_tokens"),
+    ("rollout.wedged", 1.0, "does not go with"), ("rollout.x", 1.0, "no such setting"),
+])  # fmt: skip
+def test_settings_that_are_none_are_named_by_row_when_the_log_is_read(tmp_path: Path, run: Run, path: str, value: Any, why: str) -> None:
+    """Such a log was taken without a word, and each replay of it failed without saying where."""
+    place = next(i for i, entry in enumerate(run.entries) if isinstance(entry.event, ev.ThresholdsChanged))
+    rows = [json.loads(ev.encoder.encode(entry)) for entry in run.entries]
+    section, name = path.split(".")
+    rows[place]["event"]["thresholds"][section][name] = value
+    file = written(tmp_path / "a.jsonl", b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    found = partly(file, f"row {place + 1}: its .*{why}.*such a row is left out", {"settings"})
+    assert len(found.entries) == len(run.entries) - 1 and replay(found, Thresholds.lab())
+
+
+def test_a_path_may_begin_at_home(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Run.of(run.entries).save("~/a.jsonl.gz")
+    assert (tmp_path / "a.jsonl.gz").exists() and Run.load("~/a.jsonl.gz").roles == run.roles
+    with pytest.raises(LogError, match="~nobody_of_this_name"):
+        Run.load("~nobody_of_this_name/x")

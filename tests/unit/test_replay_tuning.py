@@ -20,7 +20,7 @@ from robustrl_widgets.tuner import Tuner, told
 from robustrl import Run, replay
 from robustrl.core import events as ev
 from robustrl.core.thresholds import Thresholds
-from robustrl.errors import ConfigError
+from robustrl.errors import ConfigError, JobFailed
 from robustrl.replay.stress import splice
 
 LAB = Thresholds.lab()
@@ -86,7 +86,7 @@ def test_a_side_has_marks_scores_and_code(material: tuning.Material) -> None:
     taken: dict[str, float] = {}
     exec(side["code"], {"job": SimpleNamespace(thresholds=taken)})  # what update() takes; one by one the job would refuse some
     assert taken == SHARP
-    assert tuning.side(material.trial({}), RUNS[0], 0)["code"] == "# as recorded"
+    assert tuning.side(material.trial({}), RUNS[0], 0)["code"] == "# what the sliders began with: nothing is changed"
 
 
 def test_what_is_saved_shows_signals_truth_verdicts_and_the_setting_and_trusts_no_text(material: tuning.Material) -> None:
@@ -177,7 +177,7 @@ def test_a_page_loads_moves_compares_chooses_a_point_and_is_told_what_is_wrong()
 
 def test_only_an_instructor_changes_the_job() -> None:
     asked: list[dict[str, float]] = []
-    job = SimpleNamespace(thresholds=SimpleNamespace(update=asked.append))
+    job = SimpleNamespace(over=False, thresholds=SimpleNamespace(update=asked.append))
     for right, word in ((Right.STUDENT, "instructor"), (Right.INSTRUCTOR, "")):
         page = Page()
         tuner = tuner_of(page, job=job, right=right, load="both")
@@ -187,6 +187,34 @@ def test_only_an_instructor_changes_the_job() -> None:
         assert word in answer.get("error", "") and page.picture["live"] is (not word) and len(asked) == (0 if word else 1)
         tuner.close()
     assert set(asked[0]) == set(tuning.SLIDERS) and asked[0] == {path: LAB.updated(SHARP).get(path) for path in tuning.SLIDERS}
+
+
+@pytest.mark.parametrize(("lost", "closed"), [(JobFailed("it failed\n  | a log"), "the job is gone"), (None, "the job is done")])
+def test_a_job_that_is_over_is_said_and_nothing_is_applied_to_it(lost: JobFailed | None, closed: str) -> None:
+    asked: list[dict[str, float]] = []
+    job = SimpleNamespace(over=False, _lost=None, status="running", _state=SimpleNamespace(wall=1000.0, t=25.0, t0=5.0),
+                          thresholds=SimpleNamespace(update=asked.append))  # fmt: skip
+    page = Page()
+    tuner = tuner_of(page, job=job, right=Right.INSTRUCTOR, load="both")
+    page.until(lambda: page.picture.get("todo") == 0, 60.0)
+    assert page.picture["closed"] == "" and "value" in page.ask(tuner, "apply") and len(asked) == 1
+    job._lost, job.status, job.over = lost, "failed" if lost else "done", True
+    page.until(lambda: page.picture["closed"] == closed, 10.0)  # although nobody asks for anything
+    assert page.picture.get("gone") == (1020.0 if lost else None)
+    assert page.ask(tuner, "apply")["error"] == f"{closed}: nothing can be applied to it any more" and len(asked) == 1
+    assert "value" in page.ask(tuner, "set", **SHARP), "what was loaded can still be tuned on"
+    tuner.close()
+
+
+def test_what_fails_is_told_in_one_sentence() -> None:
+    def update(changes: Any) -> None:
+        raise JobFailed("job 'x' failed: its host (process 5) ended without a closing record\n  | line\n  | line")
+
+    page = Page()
+    tuner = tuner_of(page, job=SimpleNamespace(over=False, thresholds=SimpleNamespace(update=update)), right=Right.INSTRUCTOR, load="both")
+    page.until(lambda: "a" in page.picture)
+    assert page.ask(tuner, "apply")["error"] == "job 'x' failed: its host (process 5) ended without a closing record"
+    tuner.close()
 
 
 def test_a_hidden_fault_is_not_told_to_whoever_loads_the_run() -> None:

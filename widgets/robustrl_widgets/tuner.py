@@ -27,7 +27,7 @@ from . import tuning
 from .channel import Channel
 from .commands import Answer, Command, Refused, Right, number, parse, whole
 from .tuning_stock import GivenUp, Loaded, Stock
-from .words import LONG, cut
+from .words import LONG, cut, headline
 
 POINTS = 160
 """Settings drawn as points, at most: of `_DRAWN` most contradict themselves."""
@@ -35,13 +35,15 @@ _DRAWN = 8 * POINTS
 _SEED = 1
 _POINTS_EVERY = 0.5
 """Seconds between two pictures that only bring points."""
+_JOB_EVERY = 1.0
+"""Seconds between two looks at whether the job is still there, at most."""
 _QUIET = 0.4
 """Seconds without a command before a further point is made: a hand that moves a slider pauses for less, and would find it half made."""
 log = logging.getLogger(__name__)
 
 Sources = Mapping[str, Callable[[], tuple[Sequence[Run], Thresholds | None]]]
-"""Name -> what gives the runs, and the setting that sliders begin with (None: the one in force at the end of the first run). Asked on the
-tuner's thread, when somebody wants them."""
+"""Name -> what gives the runs, and the setting that sliders begin with (None: see `tuning.first_setting`). Asked on the tuner's thread,
+when somebody wants them."""
 
 
 def bundled() -> Sources:
@@ -61,6 +63,17 @@ def told(entries: Sequence[ev.Entry], name: str) -> Run:
     faults = (ev.FaultPlanned, ev.FaultInjected, ev.FaultEnded)
     shown = [entry for entry in entries if not (isinstance(entry.event, faults) and entry.event.fault in secret)]
     return Run.of(shown, f"{name}, without {len(secret)} hidden" if secret else name)
+
+
+def fate(job: Any) -> tuple[str, float | None]:
+    """(why nothing can be done to it any more, empty while something can; of one that is gone, the Unix time up to which it is known): as
+    the other views say it, see scene.py."""
+    if job is None or not job.over:
+        return "", None
+    if job._lost is None:
+        return f"the job is {job.status}", None
+    state = job._state
+    return "the job is gone", round(state.wall + state.t - state.t0, 1) if state.wall else None
 
 
 class Tuner:
@@ -90,6 +103,8 @@ class Tuner:
         self.other: tuning.Trial | None = None
         self._dots: list[list[Any]] = []
         """The points as drawn; found anew when some come, not with each move."""
+        self._fate: tuple[str, float | None] = ("", None)
+        """Of the job, as it is shown."""
         self._seen, self._told = 0, 0.0
         """How many points are drawn, and since when."""
         self.push()
@@ -151,9 +166,10 @@ class Tuner:
             with self._wake:
                 while not self._closed and not self._orders:
                     pause = self._done + _QUIET - time.monotonic() if self._behind() else None
-                    if pause is not None and pause <= 0:
+                    if (pause is not None and pause <= 0) or fate(self._job) != self._fate:
                         break
-                    self._wake.wait(pause)
+                    watched = self._job is not None and not self._fate[0]
+                    self._wake.wait(min(_JOB_EVERY, _JOB_EVERY if pause is None else pause) if watched else pause)
                 if self._closed:
                     return
                 orders = list(self._orders)
@@ -167,6 +183,8 @@ class Tuner:
                     self._safely(partial(answer, {"id": command.id, **found}))
             if orders:
                 self._done = time.monotonic()
+            elif fate(self._job) != self._fate:
+                self._safely(self.push)
             elif not self._safely(self._further_point) and self._loaded is not None:
                 self._loaded.todo.clear()
                 self._seen = len(self.points)
@@ -193,7 +211,7 @@ class Tuner:
             self.push()
             return {"value": {"ms": round(1000 * (time.perf_counter() - began), 1), **(value or {})}}
         except (RobustRLError, ValueError, OSError) as error:
-            return {"error": cut(error, LONG)}
+            return {"error": headline(str(error), LONG) or type(error).__name__}
         except Exception:  # a defect: the thread goes on, and whoever asked hears of it
             log.exception("a command of the tuning lab failed")
             return {"error": "this failed: see the log of whoever shows this page"}
@@ -208,7 +226,11 @@ class Tuner:
 
     def picture(self) -> tuning.Picture:
         live = self._job is not None and self._right is Right.INSTRUCTOR
-        found: tuning.Picture = {"sources": list(self._sources), "live": live, "job": self._job is not None, **self._still}
+        closed, gone = self._fate = fate(self._job)
+        found: tuning.Picture = {"sources": list(self._sources), "live": live, "job": self._job is not None, "closed": closed}
+        found |= self._still
+        if gone is not None:
+            found["gone"] = gone
         if self.material is not None and self.now is not None:
             run = self.material.runs[self.shown]
             found["a"] = tuning.side(self.now, run, self.shown)
@@ -256,7 +278,7 @@ class Tuner:
         runs, base = self._sources[name]()
         if not runs:
             raise Refused(f"{name}: there is no run yet")
-        base = self._base or base or runs[0].thresholds[-1][1]
+        base = self._base or base or tuning.first_setting(runs, self._job)
         material = tuning.Material(runs, base)
         first = material.trial({})
         drawn, _, _ = drawn_settings(base, tuning.ranges(material), _DRAWN, _SEED)
@@ -283,6 +305,8 @@ class Tuner:
             raise Refused("this is a recording: there is no job to apply it to")
         if self._right is not Right.INSTRUCTOR:
             raise Refused("this page may not change the job: it was opened without the instructor's token")
+        if closed := fate(self._job)[0]:
+            raise Refused(f"{closed}: nothing can be applied to it any more")
         assert self.now is not None
         values = {path: self.now.thresholds.get(path) for path in tuning.SLIDERS}
         began = time.monotonic()

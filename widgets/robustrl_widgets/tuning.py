@@ -13,6 +13,7 @@ from typing import Any
 
 from robustrl.core.roles import RoleId, RoleKind
 from robustrl.core.thresholds import LEAST, SECTION, Relative, Thresholds
+from robustrl.errors import RobustRLError
 from robustrl.replay.outcomes import Outcome
 from robustrl.replay.recording import Recording
 from robustrl.replay.reducing import floors, reduced, rounded
@@ -92,7 +93,24 @@ class Trial:
     def code(self) -> str:
         """For a live job: all at once, as some settings contradict each other while only one of them is set."""
         lines = "".join(f'    "{path}": {value:.4g},\n' for path, value in sorted(self.changes.items()))
-        return f"job.thresholds.update({{\n{lines}}})" if lines else "# as recorded"
+        return f"job.thresholds.update({{\n{lines}}})" if lines else "# what the sliders began with: nothing is changed"
+
+
+def first_setting(runs: Sequence[Run], job: Any = None) -> Thresholds:
+    """What sliders begin with where nobody says: what ``job`` has in force; else what the first run ended with, if a silence that it calls
+    a failure fits into one of the runs; else the lab's, as nothing could be found with limits of minutes in runs of seconds.
+    """
+    if job is not None:
+        try:
+            now: Thresholds = job.thresholds.now
+            return now
+        except RobustRLError:
+            pass  # it failed before it had any
+    own = runs[0].thresholds[-1][1]
+    value = own.trainer.no_compute
+    found_after = max(value.floor if isinstance(value, Relative) else value,
+                      own.rollout.no_tokens + own.rollout.heartbeat * own.rollout.strikes)  # fmt: skip
+    return own if any(run.seconds > found_after for run in runs) else Thresholds.lab()
 
 
 def still(material: Material, shown: int) -> Picture:

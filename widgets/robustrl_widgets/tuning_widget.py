@@ -33,7 +33,8 @@ _PATIENCE = 3.0
 
 class TuningLab(Live):
     """``runs``: a job (what it has recorded when it is loaded), runs, or the path of one. ``base``: what the sliders begin with; by default
-    the settings in force at the end of the first run. ``close()`` ends it.
+    the job's present settings; without a job those in force at the end of the first run, or the lab's if the runs are too short for those.
+    ``close()`` ends it.
     """
 
     _esm = assets.esm("tuning")

@@ -14,7 +14,7 @@ function render({ model, el }) {
   const sliders = new Map();
   const view = open_view(model, el, "tuning", (picture) => { shown = picture; draw(); }, null, true);
   const source = h("select", { "aria-label": "what is tuned on" }), runs = h("select", { "aria-label": "run shown", onchange: () => ask("look", { run: Number(runs.value) }) });
-  const said = h("span", { class: "mut", role: "status" }), error = h("div", { class: "why", role: "alert" }), place = h("div", {}), list = h("div", { class: "sls" }), scores = h("div", {}), plot = h("div", {}), code = h("pre", {});
+  const over = h("p", { class: "mut", style: { display: "none" } }), said = h("span", { class: "mut", role: "status" }), error = h("div", { class: "why", role: "alert" }), place = h("div", {}), list = h("div", { class: "sls" }), scores = h("div", {}), plot = h("div", {}), code = h("pre", {});
   const ask = async (verb, args) => {
     const answer = await view.ask(verb, args);
     if (answer.error || verb === "set" || !wrong) set_text(error, answer.error ?? "");
@@ -22,11 +22,11 @@ function render({ model, el }) {
     return answer;
   };
   const load = h("button", { onclick: async () => { set_text(said, "being made ready\u2026"); adopt = true; await ask("load", { source: source.value }); set_text(said, ""); } }, "load");
-  const reset = h("button", { title: "the settings that the run was recorded with", onclick: () => { for (const each of sliders.values()) each.put(each.base); move(); } }, "reset");
+  const reset = h("button", { title: "what the sliders began with", onclick: () => { for (const each of sliders.values()) each.put(each.base); move(); } }, "reset");
   const keep = h("button", { onclick: async () => { await moved; await ask("compare", { on: !shown.b }); } }, "keep for comparison");
   const copy = h("button", { onclick: async () => { try { await navigator.clipboard.writeText(code.textContent); set_text(said, "copied"); } catch { getSelection()?.selectAllChildren(code); set_text(said, "select it and copy: this page may not"); } } }, "copy as code");
   const apply = h("button", { class: "danger", onclick: async () => { await moved; if (!wrong) await ask("apply"); } }, "apply to live job");
-  view.root.append(h("style", {}, STYLE), h("h2", {}, "Tuning lab: what would other thresholds have said?"), h("div", { class: "bar" }, source, load, runs, reset, keep, copy, apply, said), error,
+  view.root.append(h("style", {}, STYLE), h("h2", {}, "Tuning lab: what would other thresholds have said?"), h("div", { class: "bar" }, source, load, runs, reset, keep, copy, apply, said), over, error,
     h("div", { class: "lab" }, h("div", {}, place, h("div", { class: "legend" }, h("span", {}, h("b", { style: { color: "var(--ok)" } }, "\u25bc "), "found"), h("span", {}, h("b", { style: { color: "var(--bad)" } }, "\u25b2 "), "false alarm"), h("span", {}, h("b", { style: { color: "var(--bad)" } }, "\u2715 "), "missed"),
       h("span", {}, h("i", { style: { background: "var(--bad)", opacity: 0.3 } }), "a fault"), h("span", {}, h("i", { style: { background: "var(--ok)", opacity: 0.3, border: "1px dashed var(--ink)" } }), "harmless (dashed)"), h("span", {}, "- - the limit; hollow: the setting that was kept"))), list, h("div", {}, h("div", { class: "two" }, scores, plot), code)));
 
@@ -43,7 +43,7 @@ function render({ model, el }) {
     if (!busy) moved = judge();
     redraw();
   };
-  const enable = () => { for (const each of [runs, reset, keep, copy]) each.disabled = !shown.a; apply.disabled = !shown.a || wrong; };
+  const enable = () => { for (const each of [runs, reset, keep, copy]) each.disabled = !shown.a; apply.disabled = !shown.a || wrong || Boolean(shown.closed); };
   let waiting = false;
   const redraw = () => { if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; signals(); }); } };
   // What is the same is not drawn again: a slider would wait for it.
@@ -63,6 +63,10 @@ function render({ model, el }) {
     const names = (shown.sources ?? []).join("\n");
     if (source.dataset.names !== names) { source.dataset.names = names; source.replaceChildren(...(shown.sources ?? []).map((name) => h("option", { value: name }, name))); }
     apply.style.display = shown.live ? "" : "none";
+    const ended = shown.live && shown.closed ? `${shown.closed[0].toUpperCase()}${shown.closed.slice(1)}: nothing can be applied to it any more.` : "";
+    set_text(over, ended);
+    over.style.display = ended ? "" : "none";
+    apply.title = ended;
     enable();
     if (!shown.a) { set_text(place, "No run is loaded yet: choose what to tune on, and load it."); return; }
     const now = `${shown.shown} ${shown.runs} ${shown.seconds} ${(shown.sliders ?? []).map((slider) => slider.base)}`;
@@ -143,25 +147,45 @@ function render({ model, el }) {
     const sides = [shown.a, shown.b].filter(Boolean);
     scores.replaceChildren(h("table", {}, h("tr", {}, h("td", {}, shown.runs.length > 1 ? `all ${shown.runs.length} runs` : ""), h("th", {}, "now"), shown.b && h("th", {}, "kept")), ...ROWS.map(([name, get]) => h("tr", { title: name === "nearest harmless" ? shown.a.score.reach_of : null }, h("td", {}, name), ...sides.map((side) => h("td", { "data-score": side === shown.a ? name : null }, String(get(side.score))))))));
   };
+  // The points stay the same elements while others come: a click is heard by the plot, as a point may move on between press and release.
+  const choose = async (index) => { adopt = true; await ask("point", { point: index }); adopt = true; draw(); };
+  const point_of = (event) => event.target?.dataset?.point ?? null;
+  const size = [320, 190], dots = [], axes = svg("g", {}), front_line = svg("path", { fill: "none", stroke: "var(--rec)" });
+  let pressed = null;
+  const plotted = svg("svg", { viewBox: `0 0 ${size[0]} ${size[1]}`, role: "img" }, axes, front_line), plot_title = h("h2", {});
+  plotted.addEventListener("pointerdown", (event) => { pressed = point_of(event) === null ? null : [point_of(event), event.clientX, event.clientY]; });
+  plotted.addEventListener("click", (event) => {
+    const here = pressed && Math.hypot(event.clientX - pressed[1], event.clientY - pressed[2]) < 6, index = here ? pressed[0] : point_of(event);
+    pressed = null;
+    if (index !== null) choose(Number(index));
+  });
+  plotted.addEventListener("keydown", (event) => { if (point_of(event) !== null && (event.key === "Enter" || event.key === " ")) { event.preventDefault(); choose(Number(point_of(event))); } });
+  const dot_at = (index) => {
+    if (!dots[index]) {
+      dots[index] = svg("circle", { "data-point": index, role: "button", "aria-label": `setting ${index}`, "stroke-opacity": 0.6 }, svg("title", {}));
+      plotted.append(dots[index]);
+    }
+    return dots[index];
+  };
   const pareto = () => {
-    const points = shown.points ?? [], [width, height, left, bottom] = [320, 190, 40, 30], most = (place) => Math.max(1e-6, ...points.map((point) => point[place])) * 1.05;
+    const points = shown.points ?? [], [width, height] = size, [left, bottom] = [40, 30], most = (place) => Math.max(1e-6, ...points.map((point) => point[place])) * 1.05;
     const [x1, y1] = [Math.sqrt(most(0)), most(1)], x = (value) => left + (width - left - 10) * Math.sqrt(value) / x1, y = (value) => 8 + (height - bottom - 8) * (1 - value / y1);
-    const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${points.length} settings by false alarms and delay` }), note = (words, at) => { drawing.append(svg("text", at)); drawing.lastChild.textContent = words; };
-    drawing.append(svg("path", { d: `M${left} 8V${height - bottom}H${width - 8}`, fill: "none", stroke: "var(--line)" }));
+    const note = (words, at) => { const text = svg("text", at); text.textContent = words; return text; };
+    plotted.setAttribute("aria-label", `${points.length} settings by false alarms and delay`);
     const none = points.every((point) => !point[0]);
-    note(none ? "no false alarm with any of these settings" : `false alarms per hour, to ${nice(x1 * x1)} (square root)`, { x: left, y: height - 14 });
-    note(`mean delay, to ${span(y1)}`, { x: left + 4, y: 16 });
+    axes.replaceChildren(svg("path", { d: `M${left} 8V${height - bottom}H${width - 8}`, fill: "none", stroke: "var(--line)" }),
+      note(none ? "no false alarm with any of these settings" : `false alarms per hour, to ${nice(x1 * x1)} (square root)`, { x: left, y: height - 14 }), note(`mean delay, to ${span(y1)}`, { x: left + 4, y: 16 }));
     const front = points.map((point, index) => [point, index]).filter(([point]) => point[2]).sort((a, b) => a[0][0] - b[0][0]);
-    drawing.append(svg("path", { d: front.map(([point], index) => `${index ? "L" : "M"}${x(point[0])},${y(point[1])}`).join(""), fill: "none", stroke: "var(--rec)" }));
+    front_line.setAttribute("d", front.map(([point], index) => `${index ? "L" : "M"}${x(point[0])},${y(point[1])}`).join(""));
     points.forEach((point, index) => {
-      const dot = svg("circle", { cx: x(point[0]), cy: y(point[1]), r: point[2] ? 5 : 3, fill: point[2] ? "var(--rec)" : point[3] ? "none" : "var(--mut)", stroke: point[3] ? "var(--mut)" : "none", "fill-opacity": point[2] ? 1 : 0.6, "stroke-opacity": 0.6, "data-point": index, tabindex: point[2] ? 0 : -1, role: "button", "aria-label": `setting ${index}` }, svg("title", {}));
-      dot.firstChild.textContent = `${nice(point[0])} false alarms per hour, mean delay ${span(point[1])}${point[3] ? `, ${point[3]} missed` : ""}: click to load it`;
-      const choose = async () => { adopt = true; await ask("point", { point: index }); adopt = true; draw(); };
-      dot.addEventListener("click", choose);
-      dot.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(); } });
-      drawing.append(dot);
+      const dot = dot_at(index), best = point[2], missed = point[3];
+      const looks = { cx: x(point[0]), cy: y(point[1]), r: best ? 5 : 3, fill: best ? "var(--rec)" : missed ? "none" : "var(--mut)", stroke: missed ? "var(--mut)" : "none", "fill-opacity": best ? 1 : 0.6, "pointer-events": "all", tabindex: best ? 0 : -1 };
+      for (const [name, value] of Object.entries(looks)) if (dot.getAttribute(name) !== String(value)) dot.setAttribute(name, String(value));
+      set_text(dot.firstChild, `${nice(point[0])} false alarms per hour, mean delay ${span(point[1])}${missed ? `, ${missed} missed` : ""}: click to load it`);
     });
-    plot.replaceChildren(h("h2", {}, `Settings drawn at random${shown.todo ? `, ${shown.todo} to come` : ""}`), drawing);
+    for (const dot of dots.splice(points.length)) dot.remove();
+    set_text(plot_title, `Settings drawn at random${shown.todo ? `, ${shown.todo} to come` : ""}`);
+    if (!plot.firstChild) plot.append(plot_title, plotted);
   };
   const nice = (value) => Number(value.toPrecision(2)).toString();
   return () => view.close();
