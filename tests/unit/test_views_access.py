@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import socket
+import threading
 from collections import defaultdict
 from types import SimpleNamespace
 
@@ -89,6 +90,36 @@ def test_a_student_without_a_name_is_asked_for_it(query, monkeypatch):
         return
     assert names == [] and isinstance(shown, dashboard.pn.pane.HTML)
     assert 'name="name" required' in shown.object and "value=\"&quot;student-token&gt;\"" in shown.object
+
+
+def test_a_page_whose_document_is_destroyed_is_unsubscribed_before_its_session_is_closed():
+    """Bokeh takes the document apart first, and whatever came then raised in the thread of all pages."""
+    pytest.importorskip("panel")
+    from bokeh.document import Document
+    from panel.io.state import set_curdoc
+    from robustrl_widgets import dashboard
+    from robustrl_widgets.feed import Feed
+    from robustrl_widgets.sources import LiveRun
+    from views_log import FakeJob, failing_log
+
+    log = failing_log()
+    job = FakeJob(log, len(log) - 5)
+    feed, document = Feed(LiveRun(job)), Document()
+    feed._thread = threading.current_thread()
+    with set_curdoc(document):
+        session = dashboard._Session(feed, Right.READ, "", may_play=False)
+    seen = []
+    feed.subscribe("board", lambda what, channel: seen.append(what))
+    document.callbacks.on_change_dispatch_to(session)
+    document.destroy(session)
+    job.upto = len(log)
+    feed._drawn.clear()
+    feed.step()
+    job.over = True  # each view has one more word: that its time stands still
+    feed._drawn.clear()
+    feed.step()
+    assert len(seen) == 3 and [subscription.view for subscription in feed._subscriptions] == ["board"]
+    session.close()
 
 
 @pytest.mark.parametrize("origins", [(), ("hub.example.org:8000", "*.example.org", "evil; script-src *")])

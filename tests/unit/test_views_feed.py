@@ -12,7 +12,7 @@ from made_log import Writer, made_log
 from robustrl_widgets import assets, static
 from robustrl_widgets.channel import merged
 from robustrl_widgets.commands import MAX_COMMAND, Commander, Right
-from robustrl_widgets.feed import RATE, Feed
+from robustrl_widgets.feed import RATE, Feed, Gone
 from robustrl_widgets.presets import INCIDENTS, NOT_STAGED, PRESETS
 from robustrl_widgets.scene import VIEWS
 from robustrl_widgets.sources import LiveRun, RecordedRun
@@ -65,6 +65,39 @@ def test_whoever_comes_gets_the_whole_picture_and_then_only_what_changes(feed):
     feed.step()
     assert [len(early), len(late)] == [3, 2] and early[-1][0] == "delta", "a sign of life"
     assert early[-1][2]["now"] > early[-2][2]["now"]
+
+
+@pytest.mark.parametrize("error", [AttributeError("_change_callbacks"), Gone("its session is over")])
+def test_a_sink_that_fails_touches_no_other(feed, caplog, error):
+    """A page that was closed took the others' keyframe with it: they drew nothing until the next."""
+    failing, called = [], []
+
+    def sink(what, channel):
+        called.append(what)
+        if failing:
+            raise error
+
+    before, _ = _watch(feed)
+    feed.subscribe("board", sink)
+    after, _ = _watch(feed)
+    failing.append(True)
+    for second in (1.0, 2.0, 3.0):
+        feed._clock.t = second
+        feed.step()
+        assert len(before) == len(after) == 1 + second
+    gone = isinstance(error, Gone)
+    assert len(called) == (2 if gone else 4) and len(feed._subscriptions) == (2 if gone else 3)
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == (0 if gone else 1), "said once"
+    failing.clear()
+    feed._clock.t = 4.0
+    feed.step()
+    assert after[-1][0] == "delta" and (called[-1] == "full" or gone), "it has missed a keyframe, maybe"
+
+
+def test_who_fails_at_once_is_no_subscriber(feed):
+    with pytest.raises(ZeroDivisionError):
+        feed.subscribe("board", lambda what, channel: 1 / 0)
+    assert feed._subscriptions == []
 
 
 def test_a_job_whose_host_died_is_shown_as_failed_though_its_log_has_no_end(feed):

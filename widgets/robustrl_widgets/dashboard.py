@@ -14,6 +14,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -30,7 +31,7 @@ from . import assets
 from .access import Access, argument, student_name
 from .channel import Channel
 from .commands import Answer, Commander, Right
-from .feed import Feed, Subscription
+from .feed import Feed, Gone, Subscription
 from .figure import timeline_json
 from .sources import RecordedRun
 from .tuner import Tuner, bundled, told
@@ -83,7 +84,7 @@ class _Session:
         self._waiting: dict[str, dict[str, str]] = {}
         """View -> the newest values that its page has not got."""
         self._answers: list[Answer] = []
-        self._scheduled = False
+        self._scheduled = self._gone = False
         self._lock = threading.Lock()
         """Its own: the feed's is held while all pictures are drawn, for which neither an answer nor the server's loop should wait."""
         recorded = isinstance(feed.source, RecordedRun)
@@ -122,7 +123,11 @@ class _Session:
                 entries = list(feed.source.entries() if live else feed.source.all())
             return [told(entries, name)] if entries else [], None
 
-        return Tuner({name: recorded, **bundled()}, self._sink(assets.TUNING), job=feed.source.job, right=right, stock=stock,
+        def lab(what: str, channel: Channel) -> None:
+            with suppress(Gone):  # it is closed with the session
+                self._later(assets.TUNING, what, channel)
+
+        return Tuner({name: recorded, **bundled()}, lab, job=feed.source.job, right=right, stock=stock,
                      may_load=not live or right is Right.INSTRUCTOR)
 
     def _sink(self, view: str) -> Callable[[str, Channel], None]:
@@ -139,9 +144,15 @@ class _Session:
 
     def _schedule(self) -> None:
         with self._lock:
-            needed, self._scheduled = not self._scheduled, True
+            gone, needed, self._scheduled = self._gone, not self._scheduled, True
+        if gone:
+            raise Gone("its session is over")
         if needed:
-            self._document.add_next_tick_callback(self._flush)
+            try:
+                self._document.add_next_tick_callback(self._flush)
+            except AttributeError as error:  # Bokeh takes a document apart before it tells anybody that its session is over
+                self._gone = True
+                raise Gone(str(error)) from error
 
     def _flush(self) -> None:
         with self._lock:
@@ -161,7 +172,8 @@ class _Session:
         def answered(answer: Answer) -> None:
             with self._lock:
                 self._answers.append({**answer, "view": view})
-            self._schedule()
+            with suppress(Gone):  # nobody waits for it any more
+                self._schedule()
 
         (self._tuner if view == assets.TUNING else self._commander).take(event.new, answered)
 
