@@ -197,6 +197,21 @@ def test_a_recording_plays_at_any_speed_stops_and_winds_back():
             run.play(**wrong)
 
 
+def test_a_stopped_recording_that_is_wound_says_where_it_is_and_nothing_more():
+    """Nothing was sent where the picture was the same: the bar of the player went back to where it had been."""
+    clock = _Clock()
+    feed = Feed(RecordedRun(made_log(), speed=0, clock=clock, at=0.2), clock)
+    feed._thread = threading.current_thread()
+    player, board = _watch(feed, "player")[0], _watch(feed)[0]
+    for at in (0.4, 0.1, 0.3):
+        before = len(player), len(board)
+        feed.source.play(at=at)
+        for _ in range(40):
+            clock.t += 0.25
+            feed.step()
+        assert player[-1][2]["now"] == at == board[-1][2]["now"] and (len(player), len(board)) == (before[0] + 1, before[1] + 1)
+
+
 def _ask(feed, right, verb, student="", **args):
     answers = []
     feed.still()

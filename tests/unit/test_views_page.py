@@ -293,6 +293,24 @@ return [...told, look().told];
     assert told == ["recording", "recording \u00d74", "recording, stopped", "recording, at its end"]
 
 
+def test_the_bar_of_a_stopped_recording_stays_where_it_was_put(tmp_path: Path) -> None:
+    """It jumped back to where it had been, while the board showed the right second."""
+    places = _page(tmp_path, "player", """
+const bar = it.root.labelled("moment of the run"), places = [], at = () => { places.push(Number(bar.value)); };
+it.show(picture, 0, 20);
+at();
+bar.value = 48; bar.fire("input"); bar.fire("change");
+await page.settle(); page.pass(1); at();
+it.answer({ value: {} }); await page.settle(); page.pass(0.25); at();
+it.show(picture, 0, 48); page.pass(5); at();
+bar.value = 48; bar.fire("input"); bar.fire("change");
+await page.settle(); it.answer({ value: {} }); await page.settle(); page.pass(2);
+it.show(picture, 0, 30); at();
+return places;
+""", picture={"length": 60.0, "name": "x"})  # fmt: skip
+    assert places == [20, 48, 48, 48, 30]
+
+
 def _recorded(entries: list[ev.Entry]) -> dict[str, Any]:
     scene, _ = Feed(RecordedRun(entries, at=1e9)).still()
     return scene.picture("board", scene.t)
