@@ -316,6 +316,22 @@ def _recorded(entries: list[ev.Entry]) -> dict[str, Any]:
     return scene.picture("board", scene.t)
 
 
+def test_answers_that_moved_on_are_shown_under_their_filter_and_no_other(tmp_path: Path) -> None:
+    row = {"id": 1, "prompt": "p", "text": "t", "reward": 1, "versions": [[1, 5]], "at": "rollout-0", "moves": []}
+    moved = [["rollout-1", "rollout-0", 3]]
+    found = _page(tmp_path, "trajectories", """
+const found = [], only = it.root.labelled("which answers");
+it.show({ rows, moved });
+for (const value of ["all", "moved", "right"]) {
+  only.value = value; only.fire("change"); page.frame();
+  const lines = it.root.all((node) => node.tag === "tbody")[0].children;
+  found.push([it.root.find(".legend").find(".mut").textContent, lines.map((line) => line.children[0].textContent)]);
+}
+return found;
+""", rows={"9": row | {"id": 9}, "8": row | {"id": 8, "moves": moved}}, moved={"2": row | {"id": 2, "moves": moved}})  # fmt: skip
+    assert found == [["2 of the newest 2", ["9", "8"]], ["the newest 2 of the whole run", ["8", "2"]], ["2 of the newest 2", ["9", "8"]]]
+
+
 def test_no_axis_has_an_exponent(tmp_path: Path) -> None:
     labels = _page(tmp_path, "metrics", """
 const labels = () => it.root.all((node) => node.tag === "text").map((node) => node.textContent);

@@ -216,6 +216,22 @@ def test_bars_that_become_fewer_cover_the_same_time(moves, most, stretches):
     assert not {"d", "r"} & {bar.code for bar in made} or {"d", "r"} & {bar.code for bar in few} or most == 1
 
 
+def test_answers_that_a_fault_made_move_on_can_be_browsed_long_after():
+    """A minute later none of the newest 64 was one."""
+    log = made_log(steps=60, prompts=4, samples=4)
+    finished = [number for entry in log if isinstance(entry.event, ev.TrajectoriesFinished) for number in entry.event.ids]
+    scene, moved = Scene(), finished[::5]
+    for place, entry in enumerate(log):
+        if place == 1:
+            told = ev.TrajectoriesMoved(ids=moved, source="rollout-1", target="rollout-0", version=0, kept=[3] * len(moved))
+            scene.samples.apply(msgspec.structs.replace(entry, event=told))
+        scene.apply(entry)
+    shown = scene.picture("trajectories", scene.t)
+    assert not set(shown["rows"]) & set(shown["moved"]) and len(shown["rows"]) == 64
+    found = [row for rows in (shown["rows"], shown["moved"]) for row in rows.values() if row["moves"]]
+    assert sorted(row["id"] for row in found) == moved[-64:] and len(found) == 64
+
+
 def test_pictures_stay_small_however_long_the_run_is():
     def sizes(steps: int) -> dict[str, int]:
         scene = _scene(made_log(steps=steps, prompts=1, samples=1))
