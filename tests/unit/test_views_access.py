@@ -55,7 +55,7 @@ def test_an_argument_of_a_page_is_cut():
 
 @pytest.mark.parametrize(("given", "name"), [
     (b"Ada", "Ada"), (b" Ada ", "Ada"), (b"Name Less", "Name Less"), (b"NAME", ""), (b"name", ""), (b"YOURNAME", ""), (b"<name>", ""),
-    (b"  ", ""),
+    (b"  ", ""), ("\u200b\u2060".encode(), ""), ("\uff2e\uff21\uff2d\uff25".encode(), ""), ("Jos\u00e9".encode(), "Jos\u00e9"),
 ])  # fmt: skip
 def test_what_stands_for_a_name_in_an_address_is_none(given, name):
     assert student_name({"name": [given]}) == name and student_name({}) == ""

@@ -10,6 +10,7 @@ import time
 import pytest
 from made_log import Writer, made_log
 from robustrl_widgets import assets, static
+from robustrl_widgets.access import student_name
 from robustrl_widgets.channel import merged
 from robustrl_widgets.commands import MAX_COMMAND, Commander, Right
 from robustrl_widgets.feed import RATE, Feed, Gone
@@ -268,6 +269,23 @@ def test_a_student_has_one_fault_at_a_time_under_a_name(feed):
     assert "value" in _ask(feed, Right.STUDENT, "inject", "Bob", kind="kill", target="trainer-0")
     assert "no such fault of yours" in _ask(feed, Right.STUDENT, "abort", "Bob", fault=1)["error"]
     assert "value" in _ask(feed, Right.STUDENT, "abort", "Ada", fault=1)
+
+
+@pytest.mark.parametrize(("name", "same"), [
+    ("Ada", True), ("ada", True), ("ADA ", True), ("A\u0301da", False), ("\u00c1DA", False), ("Ada\u200b", True), ("\u202eAda", True),
+    ("\uff21da", True), ("Ad\u0338a", True), ("A\u00adda", True), ("Ad", False), ("Bob", False), ("Ad\ufffda", True),
+])  # fmt: skip
+def test_one_person_is_one_name_however_it_is_written(feed, name, same):
+    """`Ada`, `ada` and `Ada` with a sign that nobody sees had a fault each."""
+    job, log = feed.source.job, Writer()
+    for entry in job.log:
+        log.write(entry.source, entry.event)
+    log.write("host", ev.FaultPlanned(fault=1, kind="kill", target="trainer-0", when="now", benign=False, options={}, by="student Ada"))
+    job.log, job.upto = log.entries, len(log.entries)
+    name = student_name({"name": [name.encode()]})
+    answer = _ask(feed, Right.STUDENT, "inject", name, kind="kill", target="trainer-0")
+    assert ("one at a time" in answer.get("error", "")) is same and ("value" in answer) is not same
+    assert ("value" in _ask(feed, Right.STUDENT, "abort", name, fault=1)) is same
 
 
 def test_the_last_live_rollout_is_killed_only_when_that_was_said_twice(feed):
