@@ -10,12 +10,16 @@ import threading
 from collections import defaultdict
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from robustrl_widgets import assets, showing
 from robustrl_widgets.access import Access, argument, is_local, student_name
 from robustrl_widgets.commands import Right
+from robustrl_widgets.hosts import feed_of
 from robustrl_widgets.sources import load_entries
+from views_log import failing_log
 
+import robustrl
 from robustrl import cli
 from robustrl.errors import ConfigError
 
@@ -153,6 +157,28 @@ def test_what_cannot_be_shown_is_said(arguments, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert cli.main(["dashboard", *arguments]) == 2
     assert "robustrl: " in capsys.readouterr().err
+
+
+def test_of_a_damaged_log_it_is_said_what_can_be_done_here(capsys, tmp_path):
+    """It named an argument that the command has not."""
+    lines = [msgspec.json.encode(entry) for entry in failing_log()]
+    (tmp_path / "events.jsonl").write_bytes(b"\n".join([*lines[:5], b"{", *lines[5:], b""]))
+    assert cli.main(["dashboard", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert f"RoleBoard(robustrl.Run.load({str(tmp_path)!r}, partial=True)) shows what can be read" in said and "row 6" in said
+    assert said.count("partial") == 1
+    feed_of(robustrl.Run.load(tmp_path, partial=True)).whole()
+    (tmp_path / "events.jsonl").write_bytes(b"{")
+    assert cli.main(["dashboard", str(tmp_path)]) == 1 and "partial" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--demo", "--job", "x"], "--job = 'x': not together with --demo: give one of RUN, --job, --demo"),
+    (["/a", "--demo"], "RUN = '/a': not together with --demo:"), (["/a", "--job", "x", "--demo"], "not together with --job and --demo:"),
+])  # fmt: skip
+def test_of_two_things_to_show_both_are_named(arguments, said, capsys):
+    assert cli.main(["dashboard", *arguments]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
