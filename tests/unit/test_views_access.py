@@ -96,6 +96,34 @@ def test_a_student_without_a_name_is_asked_for_it(query, monkeypatch):
     assert 'name="name" required' in shown.object and "value=\"&quot;student-token&gt;\"" in shown.object
 
 
+@pytest.mark.parametrize(("query", "shown"), [({}, False), ({"token": [b"wrong"]}, False), ({"token": [b"viewers-token"]}, True)])
+def test_the_name_of_the_job_is_in_the_title_of_those_alone_who_may_look(query, shown, monkeypatch):
+    pytest.importorskip("panel")
+    from panel.io.application import build_applications
+    from robustrl_widgets import dashboard
+    from robustrl_widgets.feed import Feed
+    from robustrl_widgets.sources import RecordedRun
+
+    class Stop(Exception):
+        pass
+
+    served: dict = {}
+
+    def serve(apps, **how):
+        served.update(build_applications(apps, title=how["title"]))
+        raise Stop
+
+    monkeypatch.setattr(dashboard.pn, "serve", serve)
+    monkeypatch.setattr(type(dashboard.pn.state), "session_args", property(lambda self: query))
+    monkeypatch.setattr(dashboard.pn.state, "on_session_destroyed", lambda call: None)
+    views = SimpleNamespace(views=defaultdict(dashboard.pn.pane.Str))
+    monkeypatch.setattr(dashboard, "_Session", lambda *given, **how: views)
+    with pytest.raises(Stop):
+        dashboard.serve(lambda: Feed(RecordedRun(failing_log())), Access.at("0.0.0.0", viewer="viewers-token"), shared=True,
+                        title="RobustRL: secret")  # fmt: skip
+    assert served["/"].create_document().title == ("RobustRL: secret" if shown else "RobustRL")
+
+
 def test_a_page_whose_document_is_destroyed_is_unsubscribed_before_its_session_is_closed():
     """Bokeh takes the document apart first, and whatever came then raised in the thread of all pages."""
     pytest.importorskip("panel")

@@ -43,6 +43,7 @@ _STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 0; background: light-dark(#e9edf1, #0b0d0f); font-family: system-ui, sans-serif; }
 """
+_TITLE = "RobustRL"
 _SHADOW = ":host { display: block; }"
 _UNTIL_NOW, _WHOLE = "this run, until now", "this run"
 _ORIGIN = re.compile(r"[A-Za-z0-9.*:\[\]-]+")
@@ -188,12 +189,15 @@ def stock_of(feed: Feed) -> Stock:
     return Stock({*bundled(), _own(feed)} - {_UNTIL_NOW})
 
 
-def application(feeds: Callable[[], Feed], access: Access, shared: bool) -> Callable[[], Any]:
-    """What the server runs for each page. ``feeds``: the feed for a page; ``shared``: all pages have the same one, and nobody winds it."""
+def application(feeds: Callable[[], Feed], access: Access, shared: bool, title: str = _TITLE) -> Callable[[], Any]:
+    """What the server runs for each page. ``feeds``: the feed for a page; ``shared``: all pages have the same one, and nobody winds it;
+    ``title``: of the pages of those who may look, as it has the job's name.
+    """
 
     stocks: list[Stock] = []
 
     def page() -> Any:
+        pn.state.curdoc.title = _TITLE
         try:
             return drawn()
         except Exception:  # Panel would show its text as HTML, with all that a log put into it
@@ -205,6 +209,7 @@ def application(feeds: Callable[[], Feed], access: Access, shared: bool) -> Call
         right = access.right(argument(arguments, "token"))
         if right is None:
             return pn.pane.Str("This page needs a token: open the address that the dashboard printed when it was started.")
+        pn.state.curdoc.title = title
         name = student_name(arguments)
         if right is Right.STUDENT and not name:
             return _who_are_you(argument(arguments, "token"))
@@ -241,9 +246,9 @@ def serve(feeds: Callable[[], Feed], access: Access, *, shared: bool, title: str
     """
     port = port or _free_port(address)
     pn.config.raw_css = [_STYLE]
-    app = application(feeds, access, shared)
+    app = application(feeds, access, shared, title)
     server = pn.serve(
-        {"/": app}, port=port, address=address, show=False, start=False, title=title, verbose=False,
+        {"/": app}, port=port, address=address, show=False, start=False, title={"/": ""}, verbose=False,
         websocket_origin=_origins(address, port, origins), websocket_max_message_size=MAX_MESSAGE, autoreload=False)
     server._tornado.add_transform(_headers(origins))
     send_at_once(server._tornado)
