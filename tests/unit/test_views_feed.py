@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import threading
 import time
 
+import msgspec
 import pytest
 from made_log import Writer, made_log
 from robustrl_widgets import assets, static
@@ -362,6 +364,21 @@ def test_logs_are_cut_and_a_recording_takes_no_commands(feed):
     recorded.still()
     assert "recording" in _ask(recorded, Right.INSTRUCTOR, "inject", kind="kill", target="rollout-0")["error"]
     assert _ask(recorded, Right.READ, "play", speed=0, at=0.3)["value"]["at"] == pytest.approx(0.3)
+
+
+def test_where_the_logs_of_a_recording_are_is_said(tmp_path):
+    """Whoever asked for them read that nothing can be done to it any more."""
+    (tmp_path / "events.jsonl").write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in failing_log()))
+    for path in (tmp_path, tmp_path / "events.jsonl"):
+        shutil.rmtree(tmp_path / "logs", ignore_errors=True)
+        recorded = Feed(RecordedRun.load(path))
+        recorded.later = lambda task: task()
+        for verb, kept in (("logs", "logs"), ("stack", "stacks")):
+            assert _ask(recorded, Right.READ, verb, role="rollout-0")["error"] == f"a recording: there are no {kept} beside it"
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / "rollout-0.1.log").write_text("x")
+        assert _ask(recorded, Right.READ, "logs", role="rollout-0")["error"] == f"a recording: its logs are in {tmp_path / 'logs'}"
+    assert "nothing can be done" in _ask(recorded, Right.INSTRUCTOR, "pause")["error"]
 
 
 def test_pages_fetch_nothing_and_write_no_markup():

@@ -123,12 +123,22 @@ class Commander:
         with self._feed.lock:
             return self._feed.scene.inspect(role) | {"right": int(self._right), "live": self._feed.source.job is not None}
 
+    def _not_here(self, kept: str, folder: str) -> None:
+        """A recording is its event log; what else its run left behind lies where it was. Raises Refused for one."""
+        source = self._feed.source
+        if isinstance(source, RecordedRun):
+            place = source.run_dir / folder if source.run_dir else None
+            there = place is not None and place.is_dir() and any(place.iterdir())
+            raise Refused(f"a recording: its {kept} are in {place}" if there else f"a recording: there are no {kept} beside it")
+
     def _logs(self, args: dict[str, Any]) -> Any:
+        self._not_here("logs", "logs")
         lines = self._job().roles[self._role(args)].logs(_LOG_LINES)
         return [cut(line, _LINE) for line in lines]
 
     def _stack(self, args: dict[str, Any]) -> Any:
         """The evidence of each life that was killed because it hung; newest last."""
+        self._not_here("stacks", "evidence")
         role, folder = self._role(args), Path(self._job().run_dir, "evidence")
         found = sorted(folder.glob(f"{role}.*.txt"), key=lambda path: path.stat().st_mtime)
         return [{"life": path.name.split(".")[-2], "text": cut(path.read_text(errors="replace"), 4 * LONG)} for path in found[-2:]]

@@ -24,7 +24,7 @@ from robustrl.runtime.event_log import LogError
 
 from .access import Access, is_local
 from .feed import Feed
-from .ghost_files import folder_of
+from .ghost_files import folder_of, run_dir_of
 from .hosts import feed_of
 from .sources import RecordedRun, load_entries
 
@@ -83,7 +83,8 @@ def _feeds(run: Path | None, job: str | None, demo: bool, speed: float) -> tuple
             raise ConfigError("RUN", str(path), "there is no such run")
         entries = _entries(path)
         at = _first_fault(entries) - _BEFORE if demo else 0.0
-        return (lambda: Feed(RecordedRun(entries, speed, at=at), ghosts=folder_of(path))), f"RobustRL: {path.name}", False
+        run_dir = None if demo else run_dir_of(path)
+        return (lambda: Feed(RecordedRun(entries, speed, at=at, run_dir=run_dir), ghosts=folder_of(path))), f"RobustRL: {path.name}", False
     from robustrl.launching import attach
     from robustrl.runtime.registry import live_jobs
 
