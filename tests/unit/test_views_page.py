@@ -332,6 +332,17 @@ return found;
     assert found == [["2 of the newest 2", ["9", "8"]], ["the newest 2 of the whole run", ["8", "2"]], ["2 of the newest 2", ["9", "8"]]]
 
 
+def test_bands_of_the_curves_are_explained_where_there_are_some(tmp_path: Path) -> None:
+    shown = _page(tmp_path, "metrics", """
+const told = () => it.root.find(".bands").style.display !== "none" && it.root.find(".bands").textContent.startsWith("a role was ill");
+it.show(picture);
+const without = told();
+it.show({ ...picture, outages: [[0.1, 0.2, "rollout-1"]] });
+return [without, told()];
+""", picture=_picture("metrics", _running()))  # fmt: skip
+    assert shown == [False, True]
+
+
 def test_no_axis_has_an_exponent(tmp_path: Path) -> None:
     labels = _page(tmp_path, "metrics", """
 const labels = () => it.root.all((node) => node.tag === "text").map((node) => node.textContent);

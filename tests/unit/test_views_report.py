@@ -109,5 +109,6 @@ def test_the_static_form_escapes_and_shows_all_lanes():
     assert "<script" not in text and text.count("<svg") == text.count("</svg>") == 1
     for role in scene.lanes.lanes:
         assert f">{role}</text>" in text
-    for word in ("detect", "restart", "waiting (normal)"):
+    assert "\u26a1" not in text and "&#9889;" not in text and text.count('fill="#d55e00" stroke') == len(scene.lanes.marks) > 0
+    for word in ("detect", "restart", "waiting (normal)", "&#9660;</b> fault or failure"):
         assert word in text

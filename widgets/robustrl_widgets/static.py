@@ -24,6 +24,8 @@ HEAD = 'fill="#5c6570" font-size="10.5"'
 """Of what stands above bars."""
 _WIDTH, _LEFT, _LANE = 960, 130, 22
 _LEAST_BAR = 0.7
+_MARK = "#d55e00"
+"""A fault or a failure: a triangle, as in the live timeline."""
 _GHOST = "the ghost"
 _SHOWN, _SHOWN_IN_ALL, _LEAST_SHOWN = 400, 3000, 40
 """Bars of one lane, and of all: a saved notebook should stay small."""
@@ -55,8 +57,8 @@ def timeline_svg(scene: Scene, now: float, start: float = 0.0) -> str:
     for t, role, _, words in picture["marks"].values():
         if role in order and start <= t <= end:
             y = 18 + _LANE * order.index(role)
-            parts.append(f'<text x="{_LEFT + (t - start) * scale:.1f}" y="{y + 15}" text-anchor="middle" font-size="15" fill="#d55e00">'
-                         f"&#9889;<title>{text(words)}</title></text>")
+            parts.append(f'<path d="M{_LEFT + (t - start) * scale - 6:.1f},{y - 3}h12l-6,10z" fill="{_MARK}" stroke="#ffffff">'
+                         f"<title>{text(words)}</title></path>")
     size = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
     return (f'<svg role="img" aria-label="timeline of {len(order)} roles over {end - start:.0f} seconds" {size} '
             f'style="max-width:100%;background:#fff;font-family:sans-serif">{"".join(parts)}</svg>{_legend()}{_race(ghost)}')
@@ -85,7 +87,7 @@ def _legend() -> str:
     box = "display:inline-block;width:11px;height:11px;margin:0 5px 0 14px;border:1px solid #d9dee4;vertical-align:-1px"
     words = {code: word for code, word in CODES.items() if code in FILL}
     items = "".join(f'<i style="{box};background:{FILL[code]}"></i>{word}' for code, word in words.items())
-    return f'<div style="font-size:12px">{items} &nbsp; &#9889; fault or failure</div>'
+    return f'<div style="font-size:12px">{items} &nbsp; <b style="color:{_MARK}">&#9660;</b> fault or failure</div>'
 
 
 def recoveries_html(scene: Scene) -> str:
