@@ -172,6 +172,7 @@ def test_an_address_that_others_reach_shows_nothing_without_a_token() -> None:
         for query in ("", "?token=", "?token=wrong-wrong-wrong"):
             document = asyncio.run(_document(server, origin, query))
             assert "needs a token" in document and _SHOWN not in document
+            assert "<title>RobustRL</title>" in server.page(query)
         assert _SHOWN in asyncio.run(_document(server, origin, f"?{token}"))
     finally:
         server.stop()

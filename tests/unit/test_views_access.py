@@ -6,15 +6,20 @@ import asyncio
 import gc
 import json
 import socket
+import threading
 from collections import defaultdict
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from robustrl_widgets import assets, showing
 from robustrl_widgets.access import Access, argument, is_local, student_name
 from robustrl_widgets.commands import Right
+from robustrl_widgets.hosts import feed_of
 from robustrl_widgets.sources import load_entries
+from views_log import failing_log
 
+import robustrl
 from robustrl import cli
 from robustrl.errors import ConfigError
 
@@ -54,7 +59,7 @@ def test_an_argument_of_a_page_is_cut():
 
 @pytest.mark.parametrize(("given", "name"), [
     (b"Ada", "Ada"), (b" Ada ", "Ada"), (b"Name Less", "Name Less"), (b"NAME", ""), (b"name", ""), (b"YOURNAME", ""), (b"<name>", ""),
-    (b"  ", ""),
+    (b"  ", ""), ("\u200b\u2060".encode(), ""), ("\uff2e\uff21\uff2d\uff25".encode(), ""), ("Jos\u00e9".encode(), "Jos\u00e9"),
 ])  # fmt: skip
 def test_what_stands_for_a_name_in_an_address_is_none(given, name):
     assert student_name({"name": [given]}) == name and student_name({}) == ""
@@ -91,6 +96,64 @@ def test_a_student_without_a_name_is_asked_for_it(query, monkeypatch):
     assert 'name="name" required' in shown.object and "value=\"&quot;student-token&gt;\"" in shown.object
 
 
+@pytest.mark.parametrize(("query", "shown"), [({}, False), ({"token": [b"wrong"]}, False), ({"token": [b"viewers-token"]}, True)])
+def test_the_name_of_the_job_is_in_the_title_of_those_alone_who_may_look(query, shown, monkeypatch):
+    pytest.importorskip("panel")
+    from panel.io.application import build_applications
+    from robustrl_widgets import dashboard
+    from robustrl_widgets.feed import Feed
+    from robustrl_widgets.sources import RecordedRun
+
+    class Stop(Exception):
+        pass
+
+    served: dict = {}
+
+    def serve(apps, **how):
+        served.update(build_applications(apps, title=how["title"]))
+        raise Stop
+
+    monkeypatch.setattr(dashboard.pn, "serve", serve)
+    monkeypatch.setattr(type(dashboard.pn.state), "session_args", property(lambda self: query))
+    monkeypatch.setattr(dashboard.pn.state, "on_session_destroyed", lambda call: None)
+    views = SimpleNamespace(views=defaultdict(dashboard.pn.pane.Str))
+    monkeypatch.setattr(dashboard, "_Session", lambda *given, **how: views)
+    with pytest.raises(Stop):
+        dashboard.serve(lambda: Feed(RecordedRun(failing_log())), Access.at("0.0.0.0", viewer="viewers-token"), shared=True,
+                        title="RobustRL: secret")  # fmt: skip
+    assert served["/"].create_document().title == ("RobustRL: secret" if shown else "RobustRL")
+
+
+def test_a_page_whose_document_is_destroyed_is_unsubscribed_before_its_session_is_closed():
+    """Bokeh takes the document apart first, and whatever came then raised in the thread of all pages."""
+    pytest.importorskip("panel")
+    from bokeh.document import Document
+    from panel.io.state import set_curdoc
+    from robustrl_widgets import dashboard
+    from robustrl_widgets.feed import Feed
+    from robustrl_widgets.sources import LiveRun
+    from views_log import FakeJob, failing_log
+
+    log = failing_log()
+    job = FakeJob(log, len(log) - 5)
+    feed, document = Feed(LiveRun(job)), Document()
+    feed._thread = threading.current_thread()
+    with set_curdoc(document):
+        session = dashboard._Session(feed, Right.READ, "", may_play=False)
+    seen = []
+    feed.subscribe("board", lambda what, channel: seen.append(what))
+    document.callbacks.on_change_dispatch_to(session)
+    document.destroy(session)
+    job.upto = len(log)
+    feed._drawn.clear()
+    feed.step()
+    job.over = True  # each view has one more word: that its time stands still
+    feed._drawn.clear()
+    feed.step()
+    assert len(seen) == 3 and [subscription.view for subscription in feed._subscriptions] == ["board"]
+    session.close()
+
+
 @pytest.mark.parametrize("origins", [(), ("hub.example.org:8000", "*.example.org", "evil; script-src *")])
 def test_who_may_frame_the_page_is_said_with_each_answer(origins):
     """A page with an instructor's buttons in a stranger's frame is clicked by whoever is tricked into it."""
@@ -122,6 +185,28 @@ def test_what_cannot_be_shown_is_said(arguments, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert cli.main(["dashboard", *arguments]) == 2
     assert "robustrl: " in capsys.readouterr().err
+
+
+def test_of_a_damaged_log_it_is_said_what_can_be_done_here(capsys, tmp_path):
+    """It named an argument that the command has not."""
+    lines = [msgspec.json.encode(entry) for entry in failing_log()]
+    (tmp_path / "events.jsonl").write_bytes(b"\n".join([*lines[:5], b"{", *lines[5:], b""]))
+    assert cli.main(["dashboard", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert f"RoleBoard(robustrl.Run.load({str(tmp_path)!r}, partial=True)) shows what can be read" in said and "row 6" in said
+    assert said.count("partial") == 1
+    feed_of(robustrl.Run.load(tmp_path, partial=True)).whole()
+    (tmp_path / "events.jsonl").write_bytes(b"{")
+    assert cli.main(["dashboard", str(tmp_path)]) == 1 and "partial" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--demo", "--job", "x"], "--job = 'x': not together with --demo: give one of RUN, --job, --demo"),
+    (["/a", "--demo"], "RUN = '/a': not together with --demo:"), (["/a", "--job", "x", "--demo"], "not together with --job and --demo:"),
+])  # fmt: skip
+def test_of_two_things_to_show_both_are_named(arguments, said, capsys):
+    assert cli.main(["dashboard", *arguments]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

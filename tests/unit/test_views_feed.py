@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import threading
 import time
 
+import msgspec
 import pytest
 from made_log import Writer, made_log
 from robustrl_widgets import assets, static
+from robustrl_widgets.access import student_name
 from robustrl_widgets.channel import merged
 from robustrl_widgets.commands import MAX_COMMAND, Commander, Right
-from robustrl_widgets.feed import RATE, Feed
+from robustrl_widgets.feed import RATE, Feed, Gone
 from robustrl_widgets.presets import INCIDENTS, NOT_STAGED, PRESETS
 from robustrl_widgets.scene import VIEWS
 from robustrl_widgets.sources import LiveRun, RecordedRun
@@ -65,6 +68,39 @@ def test_whoever_comes_gets_the_whole_picture_and_then_only_what_changes(feed):
     feed.step()
     assert [len(early), len(late)] == [3, 2] and early[-1][0] == "delta", "a sign of life"
     assert early[-1][2]["now"] > early[-2][2]["now"]
+
+
+@pytest.mark.parametrize("error", [AttributeError("_change_callbacks"), Gone("its session is over")])
+def test_a_sink_that_fails_touches_no_other(feed, caplog, error):
+    """A page that was closed took the others' keyframe with it: they drew nothing until the next."""
+    failing, called = [], []
+
+    def sink(what, channel):
+        called.append(what)
+        if failing:
+            raise error
+
+    before, _ = _watch(feed)
+    feed.subscribe("board", sink)
+    after, _ = _watch(feed)
+    failing.append(True)
+    for second in (1.0, 2.0, 3.0):
+        feed._clock.t = second
+        feed.step()
+        assert len(before) == len(after) == 1 + second
+    gone = isinstance(error, Gone)
+    assert len(called) == (2 if gone else 4) and len(feed._subscriptions) == (2 if gone else 3)
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == (0 if gone else 1), "said once"
+    failing.clear()
+    feed._clock.t = 4.0
+    feed.step()
+    assert after[-1][0] == "delta" and (called[-1] == "full" or gone), "it has missed a keyframe, maybe"
+
+
+def test_who_fails_at_once_is_no_subscriber(feed):
+    with pytest.raises(ZeroDivisionError):
+        feed.subscribe("board", lambda what, channel: 1 / 0)
+    assert feed._subscriptions == []
 
 
 def test_a_job_whose_host_died_is_shown_as_failed_though_its_log_has_no_end(feed):
@@ -164,6 +200,21 @@ def test_a_recording_plays_at_any_speed_stops_and_winds_back():
             run.play(**wrong)
 
 
+def test_a_stopped_recording_that_is_wound_says_where_it_is_and_nothing_more():
+    """Nothing was sent where the picture was the same: the bar of the player went back to where it had been."""
+    clock = _Clock()
+    feed = Feed(RecordedRun(made_log(), speed=0, clock=clock, at=0.2), clock)
+    feed._thread = threading.current_thread()
+    player, board = _watch(feed, "player")[0], _watch(feed)[0]
+    for at in (0.4, 0.1, 0.3):
+        before = len(player), len(board)
+        feed.source.play(at=at)
+        for _ in range(40):
+            clock.t += 0.25
+            feed.step()
+        assert player[-1][2]["now"] == at == board[-1][2]["now"] and (len(player), len(board)) == (before[0] + 1, before[1] + 1)
+
+
 def _ask(feed, right, verb, student="", **args):
     answers = []
     feed.still()
@@ -220,6 +271,23 @@ def test_a_student_has_one_fault_at_a_time_under_a_name(feed):
     assert "value" in _ask(feed, Right.STUDENT, "inject", "Bob", kind="kill", target="trainer-0")
     assert "no such fault of yours" in _ask(feed, Right.STUDENT, "abort", "Bob", fault=1)["error"]
     assert "value" in _ask(feed, Right.STUDENT, "abort", "Ada", fault=1)
+
+
+@pytest.mark.parametrize(("name", "same"), [
+    ("Ada", True), ("ada", True), ("ADA ", True), ("A\u0301da", False), ("\u00c1DA", False), ("Ada\u200b", True), ("\u202eAda", True),
+    ("\uff21da", True), ("Ad\u0338a", True), ("A\u00adda", True), ("Ad", False), ("Bob", False), ("Ad\ufffda", True),
+])  # fmt: skip
+def test_one_person_is_one_name_however_it_is_written(feed, name, same):
+    """`Ada`, `ada` and `Ada` with a sign that nobody sees had a fault each."""
+    job, log = feed.source.job, Writer()
+    for entry in job.log:
+        log.write(entry.source, entry.event)
+    log.write("host", ev.FaultPlanned(fault=1, kind="kill", target="trainer-0", when="now", benign=False, options={}, by="student Ada"))
+    job.log, job.upto = log.entries, len(log.entries)
+    name = student_name({"name": [name.encode()]})
+    answer = _ask(feed, Right.STUDENT, "inject", name, kind="kill", target="trainer-0")
+    assert ("one at a time" in answer.get("error", "")) is same and ("value" in answer) is not same
+    assert ("value" in _ask(feed, Right.STUDENT, "abort", name, fault=1)) is same
 
 
 def test_the_last_live_rollout_is_killed_only_when_that_was_said_twice(feed):
@@ -296,6 +364,21 @@ def test_logs_are_cut_and_a_recording_takes_no_commands(feed):
     recorded.still()
     assert "recording" in _ask(recorded, Right.INSTRUCTOR, "inject", kind="kill", target="rollout-0")["error"]
     assert _ask(recorded, Right.READ, "play", speed=0, at=0.3)["value"]["at"] == pytest.approx(0.3)
+
+
+def test_where_the_logs_of_a_recording_are_is_said(tmp_path):
+    """Whoever asked for them read that nothing can be done to it any more."""
+    (tmp_path / "events.jsonl").write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in failing_log()))
+    for path in (tmp_path, tmp_path / "events.jsonl"):
+        shutil.rmtree(tmp_path / "logs", ignore_errors=True)
+        recorded = Feed(RecordedRun.load(path))
+        recorded.later = lambda task: task()
+        for verb, kept in (("logs", "logs"), ("stack", "stacks")):
+            assert _ask(recorded, Right.READ, verb, role="rollout-0")["error"] == f"a recording: there are no {kept} beside it"
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / "rollout-0.1.log").write_text("x")
+        assert _ask(recorded, Right.READ, "logs", role="rollout-0")["error"] == f"a recording: its logs are in {tmp_path / 'logs'}"
+    assert "nothing can be done" in _ask(recorded, Right.INSTRUCTOR, "pause")["error"]
 
 
 def test_pages_fetch_nothing_and_write_no_markup():

@@ -293,9 +293,54 @@ return [...told, look().told];
     assert told == ["recording", "recording \u00d74", "recording, stopped", "recording, at its end"]
 
 
+def test_the_bar_of_a_stopped_recording_stays_where_it_was_put(tmp_path: Path) -> None:
+    """It jumped back to where it had been, while the board showed the right second."""
+    places = _page(tmp_path, "player", """
+const bar = it.root.labelled("moment of the run"), places = [], at = () => { places.push(Number(bar.value)); };
+it.show(picture, 0, 20);
+at();
+bar.value = 48; bar.fire("input"); bar.fire("change");
+await page.settle(); page.pass(1); at();
+it.answer({ value: {} }); await page.settle(); page.pass(0.25); at();
+it.show(picture, 0, 48); page.pass(5); at();
+bar.value = 48; bar.fire("input"); bar.fire("change");
+await page.settle(); it.answer({ value: {} }); await page.settle(); page.pass(2);
+it.show(picture, 0, 30); at();
+return places;
+""", picture={"length": 60.0, "name": "x"})  # fmt: skip
+    assert places == [20, 48, 48, 48, 30]
+
+
 def _recorded(entries: list[ev.Entry]) -> dict[str, Any]:
     scene, _ = Feed(RecordedRun(entries, at=1e9)).still()
     return scene.picture("board", scene.t)
+
+
+def test_answers_that_moved_on_are_shown_under_their_filter_and_no_other(tmp_path: Path) -> None:
+    row = {"id": 1, "prompt": "p", "text": "t", "reward": 1, "versions": [[1, 5]], "at": "rollout-0", "moves": []}
+    moved = [["rollout-1", "rollout-0", 3]]
+    found = _page(tmp_path, "trajectories", """
+const found = [], only = it.root.labelled("which answers");
+it.show({ rows, moved });
+for (const value of ["all", "moved", "right"]) {
+  only.value = value; only.fire("change"); page.frame();
+  const lines = it.root.all((node) => node.tag === "tbody")[0].children;
+  found.push([it.root.find(".legend").find(".mut").textContent, lines.map((line) => line.children[0].textContent)]);
+}
+return found;
+""", rows={"9": row | {"id": 9}, "8": row | {"id": 8, "moves": moved}}, moved={"2": row | {"id": 2, "moves": moved}})  # fmt: skip
+    assert found == [["2 of the newest 2", ["9", "8"]], ["the newest 2 of the whole run", ["8", "2"]], ["2 of the newest 2", ["9", "8"]]]
+
+
+def test_bands_of_the_curves_are_explained_where_there_are_some(tmp_path: Path) -> None:
+    shown = _page(tmp_path, "metrics", """
+const told = () => it.root.find(".bands").style.display !== "none" && it.root.find(".bands").textContent.startsWith("a role was ill");
+it.show(picture);
+const without = told();
+it.show({ ...picture, outages: [[0.1, 0.2, "rollout-1"]] });
+return [without, told()];
+""", picture=_picture("metrics", _running()))  # fmt: skip
+    assert shown == [False, True]
 
 
 def test_no_axis_has_an_exponent(tmp_path: Path) -> None:

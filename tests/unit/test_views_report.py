@@ -8,7 +8,7 @@ import re
 
 import msgspec
 import pytest
-from made_log import made_log
+from made_log import Writer, made_log
 from robustrl_widgets import recovery_text, report, showing, static
 from robustrl_widgets.ghost import ghost_of
 from robustrl_widgets.scene import Scene
@@ -16,6 +16,7 @@ from robustrl_widgets.sources import load_entries
 from views_log import back, failing_log
 
 import robustrl
+from robustrl.core import events as ev
 from robustrl.errors import ConfigError
 from robustrl.tables import recoveries
 
@@ -76,6 +77,25 @@ def test_what_a_run_says_is_data_in_the_file_never_markup():
     assert "<img" not in text.replace(_raw(text), "") and "alert(1)" in text
 
 
+def test_the_picture_of_an_early_recovery_shows_its_own_stretch_however_long_the_run_went_on():
+    """Ten minutes later the lanes held their newest bars alone: of the recovery there were only marks."""
+    log = Writer()
+    for entry in back(failing_log()):
+        log.write(entry.source, entry.event)
+    early = report.html_of(log.entries)
+    for step in range(3000):
+        for role, phase in (("rollout-1", "decode"), ("rollout-0", "decode"), ("trainer-0", "train")):
+            for phase_now, pending in ((phase, 1), ("", 0)):
+                log.write("node_agent-0", ev.RoleSample(role=role, incarnation=1 + (role == "rollout-1"), phase=phase_now, progress=step,
+                                                        pending=pending, step=2, version=0, loop_age=0.0, cpu=1.0))  # fmt: skip
+    late = report.html_of(log.entries)
+    drawn = [re.findall(r'<rect x="([\d.]+)" y="(\d+)" width="([\d.]+)"[^>]*fill="(#\w+)"', text) for text in (early, late)]
+    assert {static.FILL[code] for code in "dr"} <= {fill for *_, fill in drawn[1]}
+    assert {y for _, y, _, _ in drawn[0]} == {y for _, y, _, _ in drawn[1]}, "all lanes have bars in it"
+    assert all(float(x) + float(width) <= 951 for x, _, width, _ in drawn[1])
+    assert len(late.encode()) < report.LIMIT and "<h2>Timeline from" in late
+
+
 def _raw(text: str) -> str:
     return re.search(r'<script id="data".*?</script>', text, re.S)[0]
 
@@ -89,5 +109,6 @@ def test_the_static_form_escapes_and_shows_all_lanes():
     assert "<script" not in text and text.count("<svg") == text.count("</svg>") == 1
     for role in scene.lanes.lanes:
         assert f">{role}</text>" in text
-    for word in ("detect", "restart", "waiting (normal)"):
+    assert "\u26a1" not in text and "&#9889;" not in text and text.count('fill="#d55e00" stroke') == len(scene.lanes.marks) > 0
+    for word in ("detect", "restart", "waiting (normal)", "&#9660;</b> fault or failure"):
         assert word in text

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_log import Writer, made_log
-from robustrl_widgets import lanes, showing, static
+from robustrl_widgets import bars, lanes, showing, static
 from robustrl_widgets.channel import Channel, difference, merged
 from robustrl_widgets.scene import VIEWS, Scene, _add_cause
 from robustrl_widgets.sources import load_entries
@@ -80,10 +80,10 @@ def test_detection_took_as_long_in_all_views():
         assert f"in phase {PHASES[card['hits'][0]['phase']]}" in report["seen"], "the last sample was of another"
         assert took > 0.1 and report["took"]["detect"] == pytest.approx(took, abs=0.002)
         assert report["t"]["onset"] == pytest.approx(card["injected"], abs=0.002)
-        bars = [bar for bar in _bars(scene, role) if bar[2] == lanes.DETECT]
-        assert bars[-1][1] - bars[-1][0] == pytest.approx(took, abs=0.02)
-        before = [bar for bar in _bars(scene, role) if bar[1] <= bars[-1][0] + 0.01]
-        assert before[-1][1] == pytest.approx(bars[-1][0], abs=0.01), "no gap in front of it"
+        found = [bar for bar in _bars(scene, role) if bar[2] == lanes.DETECT]
+        assert found[-1][1] - found[-1][0] == pytest.approx(took, abs=0.02)
+        before = [bar for bar in _bars(scene, role) if bar[1] <= found[-1][0] + 0.01]
+        assert before[-1][1] == pytest.approx(found[-1][0], abs=0.01), "no gap in front of it"
         marks = [mark for mark in scene.lanes.marks if mark[1] == role]
         assert [mark[2] for mark in marks] == ["fault"] and marks[0][0] == pytest.approx(card["injected"], abs=0.002)
         said = f"Noticed after {seconds(took)}."
@@ -174,11 +174,62 @@ def test_what_is_drawn_of_a_lane_is_all_of_its_bars_whatever_was_drawn_before(mo
         else:
             lane.begin(t, code, "")
         lane.keep(most)
-        places = range(lane.dropped, lane.dropped + len(lane.bars))
         expected: dict = {}
-        for place, bar in zip(places, lane.bars, strict=True):
+        for place, bar in enumerate(lane.bars):
             expected.setdefault(str(place // 16), []).append([round(bar.start, 2), round(bar.end, 2), bar.code, bar.phase])
         assert lane.drawn() == expected
+
+
+def test_of_a_long_lane_nothing_is_forgotten_and_its_failures_stay_whole():
+    """After ten minutes the first eight were white: the oldest bars had been dropped."""
+    lane, t = lanes.Lane(), 0.0
+    while t < 600.0:
+        if abs(t - 40.0) < 0.01:
+            lane.replace_from(t - 1.0, t, bars.DETECT, "")
+            lane.begin(t, bars.RESTART, "")
+            t += 19.0
+        for code, phase in ((bars.WORK, "decode"), (bars.IDLE, "waiting_request")):
+            lane.begin(t, code, phase)
+            lane.keep(200, [(36.0, 63.0)])
+            t += 0.3 if code == bars.WORK else 0.1
+    assert len(lane.bars) <= 200 and lane.bars[0].start == 0.0
+    assert all(abs(before.end - after.start) < 1e-6 for before, after in zip(lane.bars, lane.bars[1:], strict=False)), "no gap"
+    assert [(bar.code, round(bar.end - bar.start, 3)) for bar in lane.bars if bar.code in "dr"] == [("d", 1.0), ("r", 19.0)]
+    assert sum(36.0 < bar.start < 63.0 for bar in lane.bars) > 20, "around a recovery nothing is joined"
+    joined = [bar for bar in lane.bars if bar.phase.startswith("mostly")]
+    assert joined and {(bar.code, bar.phase) for bar in joined} == {(bars.WORK, "mostly decode")}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.1, 9), st.sampled_from("widrc")), min_size=1, max_size=120), st.integers(1, 80),
+       st.lists(st.tuples(st.floats(0, 400), st.floats(0, 30)), max_size=4))
+def test_bars_that_become_fewer_cover_the_same_time(moves, most, stretches):
+    made, t = [], 0.0
+    for length, code in moves:
+        made.append(bars.Bar(t, t + length, code, code))
+        t += length
+    made[-1].end = -1.0
+    few = bars.thinned(made, most, [(low, low + length) for low, length in stretches])
+    assert 1 <= len(few) <= most and few[-1] == made[-1]
+    if most > 1:
+        assert few[0].start == 0.0 and all(one.end == other.start for one, other in zip(few, few[1:], strict=False))
+    assert not {"d", "r"} & {bar.code for bar in made} or {"d", "r"} & {bar.code for bar in few} or most == 1
+
+
+def test_answers_that_a_fault_made_move_on_can_be_browsed_long_after():
+    """A minute later none of the newest 64 was one."""
+    log = made_log(steps=60, prompts=4, samples=4)
+    finished = [number for entry in log if isinstance(entry.event, ev.TrajectoriesFinished) for number in entry.event.ids]
+    scene, moved = Scene(), finished[::5]
+    for place, entry in enumerate(log):
+        if place == 1:
+            told = ev.TrajectoriesMoved(ids=moved, source="rollout-1", target="rollout-0", version=0, kept=[3] * len(moved))
+            scene.samples.apply(msgspec.structs.replace(entry, event=told))
+        scene.apply(entry)
+    shown = scene.picture("trajectories", scene.t)
+    assert not set(shown["rows"]) & set(shown["moved"]) and len(shown["rows"]) == 64
+    found = [row for rows in (shown["rows"], shown["moved"]) for row in rows.values() if row["moves"]]
+    assert sorted(row["id"] for row in found) == moved[-64:] and len(found) == 64
 
 
 def test_pictures_stay_small_however_long_the_run_is():

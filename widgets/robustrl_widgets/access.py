@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from robustrl.errors import ConfigError
 
 from .commands import Right
-from .words import cut
+from .words import cut, person
 
 _PLACEHOLDERS = ("name", "yourname", "your name", "<name>", "name_here")
 
@@ -67,7 +67,7 @@ def is_local(address: str) -> bool:
 def student_name(arguments: dict[str, list[bytes]]) -> str:
     """Under which a student's faults stand. Empty: none was given, or what stood in its place in a printed address."""
     name = argument(arguments, "name", 40).strip()
-    return "" if name.casefold() in _PLACEHOLDERS else name
+    return "" if person(name) in ("", *_PLACEHOLDERS) else name
 
 
 def argument(arguments: dict[str, list[bytes]], name: str, limit: int = 200) -> str:

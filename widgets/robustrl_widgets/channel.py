@@ -51,19 +51,20 @@ class Channel:
         self._key = self._number = self._room = 0
         self._picture: dict[str, Any] = {}
         self._patch: dict[str, Any] = {}
-        self._speed = 1.0
+        self._speed, self._now = 1.0, 0.0
 
     def push(self, picture: dict[str, Any], now: float, speed: float) -> str:
         """Takes the present picture; says what has to be sent: ``full`` (and delta), ``delta``, or nothing."""
         patch = difference(self._picture, picture)
-        same = self._key > 0 and patch == self._patch and speed == self._speed
+        still = speed > 0 or round(now, 3) == self._now  # where time stands still, only a message says that it was wound
+        same = self._key > 0 and patch == self._patch and speed == self._speed and still
         encoded = b"{}" if same else _encode(patch)
         renew = not self._key or len(encoded) > self._room
         if renew:
             full = _encode({"key": self._key + 1, "picture": picture})
             self._key, self._picture, patch, self.full = self._key + 1, picture, {}, full.decode()
             self._room = int((_SCALE * len(full)) ** 0.5)
-        self._patch, self._speed, self._number = patch, speed, self._number + 1
-        message = {"key": self._key, "n": self._number, "now": round(now, 3), "speed": speed, "patch": patch}
+        self._patch, self._speed, self._now, self._number = patch, speed, round(now, 3), self._number + 1
+        message = {"key": self._key, "n": self._number, "now": self._now, "speed": speed, "patch": patch}
         self.delta = _encode(message).decode()
         return "full" if renew else "" if same else "delta"

@@ -23,7 +23,7 @@ from robustrl.errors import RobustRLError
 
 from .feed import Feed
 from .sources import RecordedRun
-from .words import LONG, cut, last_live
+from .words import LONG, cut, last_live, person
 
 MAX_COMMAND = 4096
 """Bytes of one command."""
@@ -123,12 +123,22 @@ class Commander:
         with self._feed.lock:
             return self._feed.scene.inspect(role) | {"right": int(self._right), "live": self._feed.source.job is not None}
 
+    def _not_here(self, kept: str, folder: str) -> None:
+        """A recording is its event log; what else its run left behind lies where it was. Raises Refused for one."""
+        source = self._feed.source
+        if isinstance(source, RecordedRun):
+            place = source.run_dir / folder if source.run_dir else None
+            there = place is not None and place.is_dir() and any(place.iterdir())
+            raise Refused(f"a recording: its {kept} are in {place}" if there else f"a recording: there are no {kept} beside it")
+
     def _logs(self, args: dict[str, Any]) -> Any:
+        self._not_here("logs", "logs")
         lines = self._job().roles[self._role(args)].logs(_LOG_LINES)
         return [cut(line, _LINE) for line in lines]
 
     def _stack(self, args: dict[str, Any]) -> Any:
         """The evidence of each life that was killed because it hung; newest last."""
+        self._not_here("stacks", "evidence")
         role, folder = self._role(args), Path(self._job().run_dir, "evidence")
         found = sorted(folder.glob(f"{role}.*.txt"), key=lambda path: path.stat().st_mtime)
         return [{"life": path.name.split(".")[-2], "text": cut(path.read_text(errors="replace"), 4 * LONG)} for path in found[-2:]]
@@ -163,12 +173,16 @@ class Commander:
     def _by(self) -> str:
         return f"student {self._name}" if self._right is Right.STUDENT else f"instructor {self._name}".strip()
 
+    def _is_mine(self, by: str) -> bool:
+        """Another spelling of a name is no other person, who could have a fault of their own."""
+        return person(by) == person(self._by)
+
     def _check_student(self, fault: Any, hidden: bool) -> None:
         if not self._name:
             raise Refused("say who you are first: open the page with &name= and your name in its address")
         if hidden or fault.by == "host":
             raise Refused("a student's fault hits one role's process, and is not hidden")
-        under_way = [view.fault for view in self._feed.scene.state.faults.faults.values() if view.by == self._by and not view.settled]
+        under_way = [view.fault for view in self._feed.scene.state.faults.faults.values() if self._is_mine(view.by) and not view.settled]
         if under_way:
             raise Refused(f"one at a time: fault {under_way[0]} of {self._name} is not over yet")
 
@@ -197,7 +211,7 @@ class Commander:
         wanted = whole("fault", args.get("fault"))
         with self._feed.lock:
             view = self._feed.scene.state.faults.faults.get(wanted)
-        if view is None or (self._right is Right.STUDENT and view.by != self._by):
+        if view is None or (self._right is Right.STUDENT and not self._is_mine(view.by)):
             whose = " of yours" if self._right is Right.STUDENT else ""
             raise Refused(f"there is no such fault{whose}")
         return view.fault

@@ -14,6 +14,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -30,7 +31,7 @@ from . import assets
 from .access import Access, argument, student_name
 from .channel import Channel
 from .commands import Answer, Commander, Right
-from .feed import Feed, Subscription
+from .feed import Feed, Gone, Subscription
 from .figure import timeline_json
 from .sources import RecordedRun
 from .tuner import Tuner, bundled, told
@@ -42,6 +43,7 @@ _STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 0; background: light-dark(#e9edf1, #0b0d0f); font-family: system-ui, sans-serif; }
 """
+_TITLE = "RobustRL"
 _SHADOW = ":host { display: block; }"
 _UNTIL_NOW, _WHOLE = "this run, until now", "this run"
 _ORIGIN = re.compile(r"[A-Za-z0-9.*:\[\]-]+")
@@ -83,7 +85,7 @@ class _Session:
         self._waiting: dict[str, dict[str, str]] = {}
         """View -> the newest values that its page has not got."""
         self._answers: list[Answer] = []
-        self._scheduled = False
+        self._scheduled = self._gone = False
         self._lock = threading.Lock()
         """Its own: the feed's is held while all pictures are drawn, for which neither an answer nor the server's loop should wait."""
         recorded = isinstance(feed.source, RecordedRun)
@@ -122,7 +124,11 @@ class _Session:
                 entries = list(feed.source.entries() if live else feed.source.all())
             return [told(entries, name)] if entries else [], None
 
-        return Tuner({name: recorded, **bundled()}, self._sink(assets.TUNING), job=feed.source.job, right=right, stock=stock,
+        def lab(what: str, channel: Channel) -> None:
+            with suppress(Gone):  # it is closed with the session
+                self._later(assets.TUNING, what, channel)
+
+        return Tuner({name: recorded, **bundled()}, lab, job=feed.source.job, right=right, stock=stock,
                      may_load=not live or right is Right.INSTRUCTOR)
 
     def _sink(self, view: str) -> Callable[[str, Channel], None]:
@@ -139,9 +145,15 @@ class _Session:
 
     def _schedule(self) -> None:
         with self._lock:
-            needed, self._scheduled = not self._scheduled, True
+            gone, needed, self._scheduled = self._gone, not self._scheduled, True
+        if gone:
+            raise Gone("its session is over")
         if needed:
-            self._document.add_next_tick_callback(self._flush)
+            try:
+                self._document.add_next_tick_callback(self._flush)
+            except AttributeError as error:  # Bokeh takes a document apart before it tells anybody that its session is over
+                self._gone = True
+                raise Gone(str(error)) from error
 
     def _flush(self) -> None:
         with self._lock:
@@ -161,7 +173,8 @@ class _Session:
         def answered(answer: Answer) -> None:
             with self._lock:
                 self._answers.append({**answer, "view": view})
-            self._schedule()
+            with suppress(Gone):  # nobody waits for it any more
+                self._schedule()
 
         (self._tuner if view == assets.TUNING else self._commander).take(event.new, answered)
 
@@ -176,12 +189,15 @@ def stock_of(feed: Feed) -> Stock:
     return Stock({*bundled(), _own(feed)} - {_UNTIL_NOW})
 
 
-def application(feeds: Callable[[], Feed], access: Access, shared: bool) -> Callable[[], Any]:
-    """What the server runs for each page. ``feeds``: the feed for a page; ``shared``: all pages have the same one, and nobody winds it."""
+def application(feeds: Callable[[], Feed], access: Access, shared: bool, title: str = _TITLE) -> Callable[[], Any]:
+    """What the server runs for each page. ``feeds``: the feed for a page; ``shared``: all pages have the same one, and nobody winds it;
+    ``title``: of the pages of those who may look, as it has the job's name.
+    """
 
     stocks: list[Stock] = []
 
     def page() -> Any:
+        pn.state.curdoc.title = _TITLE
         try:
             return drawn()
         except Exception:  # Panel would show its text as HTML, with all that a log put into it
@@ -193,6 +209,7 @@ def application(feeds: Callable[[], Feed], access: Access, shared: bool) -> Call
         right = access.right(argument(arguments, "token"))
         if right is None:
             return pn.pane.Str("This page needs a token: open the address that the dashboard printed when it was started.")
+        pn.state.curdoc.title = title
         name = student_name(arguments)
         if right is Right.STUDENT and not name:
             return _who_are_you(argument(arguments, "token"))
@@ -229,9 +246,9 @@ def serve(feeds: Callable[[], Feed], access: Access, *, shared: bool, title: str
     """
     port = port or _free_port(address)
     pn.config.raw_css = [_STYLE]
-    app = application(feeds, access, shared)
+    app = application(feeds, access, shared, title)
     server = pn.serve(
-        {"/": app}, port=port, address=address, show=False, start=False, title=title, verbose=False,
+        {"/": app}, port=port, address=address, show=False, start=False, title={"/": ""}, verbose=False,
         websocket_origin=_origins(address, port, origins), websocket_max_message_size=MAX_MESSAGE, autoreload=False)
     server._tornado.add_transform(_headers(origins))
     send_at_once(server._tornado)

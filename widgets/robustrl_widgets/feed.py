@@ -2,7 +2,7 @@
 
 Promised: at most `RATE` messages a second and view, whatever the run does, and none while nothing changes but one a second as a sign of
 life; whoever subscribes gets the whole picture at once; the thread is there while somebody looks, and no longer. Sinks are called from this
-thread: they hand over and return. Commands run on a thread of their own, one after the other.
+thread: they hand over and return; one that fails touches no other. Commands run on a thread of their own, one after the other.
 """
 
 from __future__ import annotations
@@ -37,9 +37,15 @@ Sink = Callable[[str, Channel], None]
 """Called with what is new (``full`` or ``delta``) and the channel that holds it."""
 
 
+class Gone(Exception):
+    """Raised by a sink whose page is no more: it is not called again."""
+
+
 class Subscription:
     def __init__(self, feed: Feed, view: str, sink: Sink) -> None:
         self.view, self.sink = view, sink
+        self.missed = self.blamed = False
+        """Whether its sink failed the last time, and whether that was ever said."""
         self._feed: Feed | None = feed
 
     def close(self) -> None:
@@ -80,7 +86,11 @@ class Feed:
                 self._fold()
                 self._draw(view)
             self._subscriptions.append(subscription)
-            sink("full", self._channels[view][0])
+            try:
+                sink("full", self._channels[view][0])
+            except Exception:
+                self._unsubscribe(subscription)
+                raise
             needed = None
             if self._thread is None:
                 needed = self._thread = threading.Thread(target=self._run, name="robustrl-views", daemon=True)
@@ -132,7 +142,7 @@ class Feed:
         for subscription in subscriptions:
             what, channel = news.get(subscription.view, ("", None))
             if what and channel is not None:
-                subscription.sink(what, channel)
+                _send(subscription, what, channel)
 
     # -- inside ----------------------------------------------------------------------------------------------------------------------------
 
@@ -219,3 +229,18 @@ class Feed:
                 task()
             except Exception:  # what a command raises for people is its answer; this is a defect
                 log.exception("a command of a view failed")
+
+
+def _send(subscription: Subscription, what: str, channel: Channel) -> None:
+    """Whoever missed something gets all the next time: without the keyframe differences draw nothing."""
+    try:
+        subscription.sink("full" if subscription.missed else what, channel)
+        subscription.missed = False
+    except Gone as error:
+        log.debug("a page is gone: %s", error)
+        subscription.close()
+    except Exception:  # of whatever kind: the pages of the others know nothing of it
+        subscription.missed = True
+        if not subscription.blamed:
+            subscription.blamed = True
+            log.warning("a picture of view %s could not be handed to its page; said once for this page", subscription.view, exc_info=True)

@@ -20,7 +20,7 @@ from robustrl.core.intervals import without
 from robustrl.core.recoveries import recoveries_of
 from robustrl.core.run_state import RunState
 
-from .lanes import DETECT, RECONNECT, RESTART, WORK
+from .bars import DETECT, RECONNECT, RESTART, WORK
 from .metrics import thin
 from .words import cut, seconds
 

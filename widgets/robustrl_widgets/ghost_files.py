@@ -31,10 +31,15 @@ _NAME = 26
 log = logging.getLogger(__name__)
 
 
-def folder_of(run: str | Path) -> Path:
-    """Where the ghosts of the runs beside this one are. ``run``: its directory, or its file, whatever can be read."""
+def run_dir_of(run: str | Path) -> Path:
+    """``run``: a run's directory, or its file in there, whatever can be read."""
     place = Path(run).expanduser().absolute()
-    return (place.parent if place.name.endswith((".jsonl", ".jsonl.gz", ".parquet")) else place).parent / "ghosts"
+    return place.parent if place.name.endswith((".jsonl", ".jsonl.gz", ".parquet")) else place
+
+
+def folder_of(run: str | Path) -> Path:
+    """Where the ghosts of the runs beside this one are. ``run``: see `run_dir_of`."""
+    return run_dir_of(run).parent / "ghosts"
 
 
 def read(path: Path) -> Ghost:

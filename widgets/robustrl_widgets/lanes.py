@@ -1,47 +1,35 @@
 """The timeline of a run: one lane per role, its phases and recoveries as bars, faults and steps as marks. Fed from the log, pure, bounded.
 
 The last bar of a lane is open and reaches to now. A detection reaches back to the last sign of
-life, which is known only afterwards: bars behind that moment are replaced.
+life, which is known only afterwards: bars behind that moment are replaced. Where bars become too many, old ones are joined (bars.py).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from robustrl.core import events as ev
 from robustrl.core.roles import QUIET, Phase, RoleState
 from robustrl.core.run_state import RunState
 
+from .bars import DETECT, IDLE, OFF, RECONNECT, RESTART, START, WORK, Bar, Stretch, thinned
 from .episodes import Episode, Episodes
 from .words import PHASES
 
-WORK, IDLE, DETECT, RESTART, RECONNECT, START, OFF = "w", "i", "d", "r", "c", "s", "x"
-CODES = {WORK: "working", IDLE: "waiting (normal)", DETECT: "detect", RESTART: "restart", RECONNECT: "reconnect / pull",
-         START: "starting up", OFF: "ended"}
 BARS = 6000
 """In all lanes together, at most."""
 _LEAST_PER_LANE = 60
 _MARKS = 300
+_BEFORE, _AFTER = 3.0, 4.0
+"""Seconds around a recovery that stay whole as well."""
 _CHUNK = 16
 """Bars that travel together: a delta resends those of the last chunk."""
 
 
-@dataclass(slots=True)
-class Bar:
-    start: float
-    end: float
-    """-1 while it goes on."""
-    code: str
-    phase: str
-
-
 class Lane:
     def __init__(self) -> None:
-        self.bars: deque[Bar] = deque()
-        self.dropped = 0
-        """Bars that were forgotten at the front."""
+        self.bars: list[Bar] = []
         self._whole: dict[int, list[list[float | str]]] = {}
         """Chunks in which nothing changes any more, as they are drawn: most of a long run's."""
 
@@ -63,7 +51,7 @@ class Lane:
         """What was drawn after ``onset`` was none: it was this, until ``t``."""
         while self.bars and self.bars[-1].start >= onset:
             self.bars.pop()
-        touched = (self.dropped + len(self.bars) - 1) // _CHUNK
+        touched = (len(self.bars) - 1) // _CHUNK
         self._whole = {number: chunk for number, chunk in self._whole.items() if number < touched}
         self.end(t)
         if self.bars and self.bars[-1].end > onset:
@@ -81,33 +69,33 @@ class Lane:
                 self._whole.clear()
                 return
 
-    def keep(self, most: int) -> None:
-        while len(self.bars) > most:
-            self.bars.popleft()
-            self._whole.pop(self.dropped // _CHUNK, None)
-            self.dropped += 1
+    def keep(self, most: int, stretches: Sequence[Stretch] = ()) -> None:
+        """No more than ``most`` bars. All chunks are new then, so there is room for the next quarter of them."""
+        if len(self.bars) > most:
+            self.bars = thinned(self.bars, max(1, most * 3 // 4), stretches)
+            self._whole.clear()
 
     def drawn(self) -> dict[str, list[list[float | str]]]:
         """As `chunked` draws its bars."""
-        bars, first = list(self.bars), self.dropped
-        end = first + len(bars)
         chunks: dict[str, list[list[float | str]]] = {}
-        for number in range(first // _CHUNK, -(-end // _CHUNK) if bars else 0):
+        for number in range(-(-len(self.bars) // _CHUNK)):
             if (chunk := self._whole.get(number)) is None:
-                low, high = max(first, number * _CHUNK), min(end, (number + 1) * _CHUNK)
-                chunk = [_row(bar.start, bar.end, bar.code, bar.phase) for bar in bars[low - first : high - first]]
-                if high - low == _CHUNK and bars[high - first - 1].end != -1.0:
+                bars = self.bars[number * _CHUNK : (number + 1) * _CHUNK]
+                chunk = [_row(bar.start, bar.end, bar.code, bar.phase) for bar in bars]
+                if len(bars) == _CHUNK and bars[-1].end != -1.0:
                     self._whole[number] = chunk
             chunks[str(number)] = chunk
         return chunks
 
 
 class Lanes:
-    def __init__(self) -> None:
+    def __init__(self, bars: int | None = BARS) -> None:
+        """``bars``: how many there may be; None: all of a log that is at hand whole, with all of its marks."""
+        self._bars, marks = bars, None if bars is None else _MARKS
         self.lanes: dict[str, Lane] = {}
-        self.marks: deque[list[float | str]] = deque(maxlen=_MARKS)
+        self.marks: deque[list[float | str]] = deque(maxlen=marks)
         """[time, role, kind, words]; kind: fault or verdict."""
-        self.steps: deque[list[float]] = deque(maxlen=_MARKS)
+        self.steps: deque[list[float]] = deque(maxlen=marks)
         """[time, optimizer step]."""
         self._hidden: set[int] = set()
 
@@ -119,7 +107,8 @@ class Lanes:
                 self._follow(role, t, state, episodes)
             case ev.RoleStarted(role=role):
                 self.lanes.setdefault(role, Lane())
-                self._share()
+                for lane in self.lanes.values():
+                    self._keep(lane, t, state, episodes)
                 self._follow(role, t, state, episodes)
             case ev.Verdict(role=role, kind="suspect", onset=onset) if role in self.lanes:
                 self._detected(role, onset - state.t0, t, DETECT)
@@ -185,14 +174,14 @@ class Lanes:
             case _:
                 code = RECONNECT if phase == Phase.PULL or episodes.open_of(role) else IDLE if not phase or phase in QUIET else WORK
         lane.begin(t, code, phase)
-        lane.keep(self._most)
+        self._keep(lane, t, state, episodes)
 
-    _most = BARS
-
-    def _share(self) -> None:
-        self._most = max(_LEAST_PER_LANE, BARS // max(1, len(self.lanes)))
-        for lane in self.lanes.values():
-            lane.keep(self._most)
+    def _keep(self, lane: Lane, t: float, state: RunState, episodes: Episodes) -> None:
+        if self._bars is None:
+            return
+        most = max(_LEAST_PER_LANE, self._bars // max(1, len(self.lanes)))
+        if len(lane.bars) > most:
+            lane.keep(most, [_stretch(episode, t, state.t0) for episode in episodes.all])
 
     def picture(self) -> dict[str, object]:
         return {
@@ -200,6 +189,12 @@ class Lanes:
             "marks": {str(index): mark for index, mark in enumerate(self.marks)},
             "steps": [[round(t, 3), step] for t, step in self.steps],
         }
+
+
+def _stretch(episode: Episode, t: float, t0: float) -> Stretch:
+    """A recovery, with a little of before and after."""
+    over = episode.record.back if episode.record.back is not None else t + t0 if episode.stage else episode.detected
+    return episode.onset - t0 - _BEFORE, over - t0 + _AFTER
 
 
 def chunked(bars: Iterable[tuple[float, float, str, str]]) -> dict[str, list[list[float | str]]]:

@@ -22,6 +22,7 @@ from .channel import difference
 from .episodes import Episode
 from .ghost import Ghost
 from .ghost_files import find, folder_of
+from .lanes import Lanes
 from .scene import Scene
 from .words import cut, seconds
 
@@ -85,16 +86,17 @@ def html_of(entries: Sequence[ev.Entry], number: int | None = None, ghost: Ghost
         "history": {role: list(lines) for role, lines in end.history.items()},
     }
     title = f"{record.role}: {record.outcome}" + (f" in {seconds(record.total)}" if record.total is not None else "")
-    text = _page(title, end, data, _audited(entries))
+    text = _page(title, end, data, (start, stop), _audited(entries))
     if len(text.encode()) > LIMIT:  # many roles: fewer moments of them
         data["first"], data["patches"], data["every"] = frames[0], [difference(frames[0], frames[-1])], round(stop - start, 3)
-        text = _page(title, end, data, _audited(entries))
+        text = _page(title, end, data, (start, stop), _audited(entries))
     return text
 
 
 def _find(entries: Sequence[ev.Entry], number: int | None, ghost: Ghost | None) -> tuple[Scene, Episode]:
     scene = Scene()
     scene.race.ghost = ghost
+    scene.lanes = Lanes(None)  # its stretch is drawn from the whole log, however long ago it was
     for entry in entries:
         scene.apply(entry)
     found = [episode for episode in scene.episodes.all if number in (None, episode.record.number)]
@@ -127,18 +129,19 @@ def _audited(entries: Sequence[ev.Entry]) -> str:
     return f"The audit of the whole run's log found it in order: {len(entries)} entries satisfy all {len(RULES)} rules."
 
 
-def _page(title: str, scene: Scene, data: dict[str, Any], audited: str) -> str:
+def _page(title: str, scene: Scene, data: dict[str, Any], stretch: tuple[float, float], audited: str) -> str:
     encoded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     run = f"{scene.state.name}, run {scene.state.run}, optimizer step {scene.state.step} of {scene.state.steps}"
     views = "".join(f'<script type="module">{_module(view)}\nwindow.robustrl_views.{view}(VIEW);</script>' for view in _VIEWS)
-    player = assets.text("report.js")
+    player, (start, stop) = assets.text("report.js"), stretch
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_text(title)}</title><style>{_STYLE}</style>'
         f'<h1>{_text(title)}</h1><p>{_text(run)}</p><div id="recovery"></div>'
         '<div class="bar"><button id="play">play</button>'
         '<input id="slider" type="range" min="0" value="0" aria-label="moment of the run">'
         '<span id="clock"></span></div><div id="board"></div>'
-        f"<section>{static.timeline_svg(scene, scene.t)}</section><footer>{_text(audited)}</footer>"
+        f"<section><h2>Timeline from {start:.0f} s to {stop:.0f} s of the run</h2>{static.timeline_svg(scene, stop, start)}</section>"
+        f"<footer>{_text(audited)}</footer>"
         f'<script id="data" type="application/json">{encoded}</script><script>{player}</script>{views}</html>'
     )
 

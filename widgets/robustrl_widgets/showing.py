@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from robustrl.core import events as ev
 from robustrl.errors import ConfigError, JobFailed, MissingExtra, WaitTimeout
+from robustrl.replay.reading import BadRun
+from robustrl.runtime.event_log import LogError
 
 from .access import Access, is_local
 from .feed import Feed
-from .ghost_files import folder_of
+from .ghost_files import folder_of, run_dir_of
 from .hosts import feed_of
 from .sources import RecordedRun, load_entries
 
@@ -40,8 +42,11 @@ _LAST_PORT = 65535
 def show(*, run: Path | None, job: str | None, demo: bool, speed: float, address: str, port: int, origins: tuple[str, ...],
          until_eof: bool = False, as_json: bool = False) -> None:
     """Serves until it is interrupted, or standard input ends. Raises ConfigError, LogError, MissingExtra."""
-    if sum(given is not None for given in (run, job)) + demo > 1:
-        raise ConfigError("RUN", run, "give one of RUN, --job and --demo")
+    given = {"RUN": run, "--job": job, "--demo": demo or None}
+    several = {name: value for name, value in given.items() if value is not None}
+    if len(several) > 1:
+        name, value = next(iter(several.items()))
+        raise ConfigError(name, str(value), f"not together with {' and '.join(list(several)[1:])}: give one of {', '.join(given)}")
     if not 0 < speed <= 100:
         raise ConfigError("speed", speed, "must be above 0 and at most 100")
     if not 0 <= port <= _LAST_PORT:
@@ -76,9 +81,10 @@ def _feeds(run: Path | None, job: str | None, demo: bool, speed: float) -> tuple
         path = run or SAMPLE
         if not path.exists():
             raise ConfigError("RUN", str(path), "there is no such run")
-        entries = load_entries(path)
+        entries = _entries(path)
         at = _first_fault(entries) - _BEFORE if demo else 0.0
-        return (lambda: Feed(RecordedRun(entries, speed, at=at), ghosts=folder_of(path))), f"RobustRL: {path.name}", False
+        run_dir = None if demo else run_dir_of(path)
+        return (lambda: Feed(RecordedRun(entries, speed, at=at, run_dir=run_dir), ghosts=folder_of(path))), f"RobustRL: {path.name}", False
     from robustrl.launching import attach
     from robustrl.runtime.registry import live_jobs
 
@@ -87,6 +93,15 @@ def _feeds(run: Path | None, job: str | None, demo: bool, speed: float) -> tuple
         raise ConfigError("--job", None, f"name one of the live jobs: {', '.join(names) or 'there is none; --demo shows a recorded one'}")
     feed = feed_of(attach(job or names[0]))
     return (lambda: feed), f"RobustRL: {job or names[0]}", True
+
+
+def _entries(path: Path) -> Sequence[ev.Entry]:
+    """Raises LogError, with what can be done here about a log that is damaged."""
+    try:
+        return load_entries(path)
+    except BadRun as error:
+        part = f"; in a notebook, robustrl_widgets.RoleBoard(robustrl.Run.load({str(path)!r}, partial=True)) shows what can be read of it"
+        raise LogError(f"{BadRun(error.path, error.problems, False)}{part if error.partial else ''}") from None
 
 
 def _first_fault(entries: Sequence[ev.Entry]) -> float:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from robustrl.core import events as ev
 
+from .ghost_files import run_dir_of
+
 if TYPE_CHECKING:
     from robustrl.job import Job
 
@@ -76,12 +78,12 @@ class RecordedRun:
     """A finished run, played back: at any speed, from any moment, again and again."""
 
     def __init__(self, entries: Sequence[ev.Entry], speed: float = 1.0, clock: Callable[[], float] = time.monotonic,
-                 at: float = 0.0) -> None:
-        """Plays from ``at`` seconds on; what came before is there from the first moment."""
+                 at: float = 0.0, run_dir: Path | None = None) -> None:
+        """Plays from ``at`` seconds on; what came before is there from the first moment. ``run_dir``: where it lies, if anybody knows."""
         if not entries:
             raise ValueError("a recording without entries cannot be played")
         self.job: Job | None = None
-        self.generation, self.lost = 0, ""
+        self.generation, self.lost, self.run_dir = 0, "", run_dir
         self._entries, self._clock = entries, clock
         self._times = [entry.t - entries[0].t for entry in entries]
         self._taken, self._speed = 0, speed
@@ -90,7 +92,7 @@ class RecordedRun:
     @classmethod
     def load(cls, path: str | Path, speed: float = 1.0) -> RecordedRun:
         """See `load_entries`."""
-        return cls(load_entries(path), speed)
+        return cls(load_entries(path), speed, run_dir=run_dir_of(path))
 
     @property
     def length(self) -> float:

@@ -12,24 +12,27 @@ from typing import Any
 
 from robustrl.core.fault_book import STAGES
 
-from . import lanes, recovery_text
+from . import bars, recovery_text
+from .bars import CODES, Bar, thinned
 from .scene import Scene
 from .words import LONG, PHASES, cut, headline, seconds
 
-FILL = {lanes.WORK: "#b7d8cd", lanes.IDLE: "#ffffff", lanes.DETECT: "#e69f00", lanes.RESTART: "#cc79a7", lanes.RECONNECT: "#0072b2",
-        lanes.START: "#eef2f5"}
+FILL = {bars.WORK: "#b7d8cd", bars.IDLE: "#ffffff", bars.DETECT: "#e69f00", bars.RESTART: "#cc79a7", bars.RECONNECT: "#0072b2",
+        bars.START: "#eef2f5"}
 INK, LINE = "#1b1f24", "#d9dee4"
 HEAD = 'fill="#5c6570" font-size="10.5"'
-"""Of what stands above lanes."""
+"""Of what stands above bars."""
 _WIDTH, _LEFT, _LANE = 960, 130, 22
 _LEAST_BAR = 0.7
+_MARK = "#d55e00"
+"""A fault or a failure: a triangle, as in the live timeline."""
 _GHOST = "the ghost"
-_SHOWN = 400
-"""Bars of one lane: a saved notebook should stay small."""
+_SHOWN, _SHOWN_IN_ALL, _LEAST_SHOWN = 400, 3000, 40
+"""Bars of one lane, and of all: a saved notebook should stay small."""
 
 
-def timeline_svg(scene: Scene, now: float) -> str:
-    """One lane per role over the whole run, with a legend. Empty before the first role has started."""
+def timeline_svg(scene: Scene, now: float, start: float = 0.0) -> str:
+    """One lane per role from ``start`` until ``now``, with a legend. Empty before the first role has started."""
     picture = scene.picture("timeline", now)
     order: list[str] = picture["order"]
     if not order:
@@ -37,38 +40,43 @@ def timeline_svg(scene: Scene, now: float) -> str:
     ghost, bars_of = picture.get("ghost"), dict(picture["lanes"])
     if ghost:
         order, bars_of[_GHOST] = [_GHOST, *order], ghost["lane"]
-    end = max(now, 1.0)
-    scale = (_WIDTH - _LEFT - 10) / end
+    end = max(now, start + 1.0)
+    scale = (_WIDTH - _LEFT - 10) / (end - start)
+    most = max(_LEAST_SHOWN, min(_SHOWN, _SHOWN_IN_ALL // len(order)))
     parts, height = [], 24 + _LANE * len(order)
-    tick = next(step for step in (1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 36000) if end / step <= 10 or step == 36000)
-    for mark in range(0, int(end) + 1, tick):
-        x = _LEFT + mark * scale
+    tick = next(step for step in (1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 36000) if (end - start) / step <= 10 or step == 36000)
+    for mark in range(-int(-start // tick) * tick, int(end) + 1, tick):
+        x = _LEFT + (mark - start) * scale
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="16" y2="{height - 6}" stroke="#d9dee4"/>'
                      f'<text x="{x:.1f}" y="11" text-anchor="middle" fill="#5c6570" font-size="10.5">{mark} s</text>')
     for place, role in enumerate(order):
         y = 18 + _LANE * place
         parts.append(f'<text x="0" y="{y + 14}" font-size="12" fill="#1b1f24">{text(role)}</text>')
-        bars = [bar for chunk in bars_of[role].values() for bar in chunk][-_SHOWN:]
-        drawn = "".join(_bar(bar, y, scale, now) for bar in bars)
+        drawn = "".join(_bar(bar, y, scale, start, end) for bar in thinned(_between(bars_of[role], start, end), most))
         parts.append(f'<g opacity=".5">{drawn}</g>' if role == _GHOST else drawn)
     for t, role, _, words in picture["marks"].values():
-        if role in order:
+        if role in order and start <= t <= end:
             y = 18 + _LANE * order.index(role)
-            parts.append(f'<text x="{_LEFT + t * scale:.1f}" y="{y + 15}" text-anchor="middle" font-size="15" fill="#d55e00">'
-                         f"&#9889;<title>{text(words)}</title></text>")
+            parts.append(f'<path d="M{_LEFT + (t - start) * scale - 6:.1f},{y - 3}h12l-6,10z" fill="{_MARK}" stroke="#ffffff">'
+                         f"<title>{text(words)}</title></path>")
     size = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
-    return (f'<svg role="img" aria-label="timeline of {len(order)} roles over {end:.0f} seconds" {size} '
+    return (f'<svg role="img" aria-label="timeline of {len(order)} roles over {end - start:.0f} seconds" {size} '
             f'style="max-width:100%;background:#fff;font-family:sans-serif">{"".join(parts)}</svg>{_legend()}{_race(ghost)}')
 
 
-def _bar(bar: list[float | str], y: int, scale: float, now: float) -> str:
-    start, end, code, phase = float(bar[0]), float(bar[1]), str(bar[2]), str(bar[3])
-    stop = now if end < 0 else end
-    width = max(_LEAST_BAR, (stop - start) * scale)
-    edge = ' stroke="#d9dee4"' if code in (lanes.IDLE, lanes.START) else ""
-    title = f"{lanes.CODES.get(code, code)}{', ' + PHASES.get(phase, phase) if phase else ''}, {seconds(max(0.0, stop - start))}"
-    return (f'<rect x="{_LEFT + start * scale:.1f}" y="{y}" width="{width:.1f}" height="{_LANE - 5}" fill="{FILL.get(code, "#ddd")}"{edge}>'
-            f"<title>{text(title)}</title></rect>")
+def _between(chunks: dict[str, Any], start: float, end: float) -> list[Bar]:
+    found = [Bar(float(low), float(high), str(code), str(phase)) for chunk in chunks.values() for low, high, code, phase in chunk]
+    return [bar for bar in found if bar.start <= end and (bar.end < 0 or bar.end >= start)]
+
+
+def _bar(bar: Bar, y: int, scale: float, start: float, now: float) -> str:
+    code, phase, stop = bar.code, bar.phase, now if bar.end < 0 else bar.end
+    low, high = max(bar.start, start), min(stop, now)
+    width = max(_LEAST_BAR, (high - low) * scale)
+    edge = ' stroke="#d9dee4"' if code in (bars.IDLE, bars.START) else ""
+    title = f"{CODES.get(code, code)}{', ' + PHASES.get(phase, phase) if phase else ''}, {seconds(max(0.0, stop - bar.start))}"
+    return (f'<rect x="{_LEFT + (low - start) * scale:.1f}" y="{y}" width="{width:.1f}" height="{_LANE - 5}" '
+            f'fill="{FILL.get(code, "#ddd")}"{edge}><title>{text(title)}</title></rect>')
 
 
 def _race(ghost: dict[str, Any] | None) -> str:
@@ -77,9 +85,9 @@ def _race(ghost: dict[str, Any] | None) -> str:
 
 def _legend() -> str:
     box = "display:inline-block;width:11px;height:11px;margin:0 5px 0 14px;border:1px solid #d9dee4;vertical-align:-1px"
-    words = {code: word for code, word in lanes.CODES.items() if code in FILL}
+    words = {code: word for code, word in CODES.items() if code in FILL}
     items = "".join(f'<i style="{box};background:{FILL[code]}"></i>{word}' for code, word in words.items())
-    return f'<div style="font-size:12px">{items} &nbsp; &#9889; fault or failure</div>'
+    return f'<div style="font-size:12px">{items} &nbsp; <b style="color:{_MARK}">&#9660;</b> fault or failure</div>'
 
 
 def recoveries_html(scene: Scene) -> str:

@@ -1,4 +1,7 @@
-"""The picture of the Trajectories view: the newest answers with text, reward, version per token, and where a fault made one move on."""
+"""The picture of the Trajectories view: the newest answers with text, reward, version per token, and where a fault made one move on.
+
+Faults are rare among answers: those that one made move on are kept apart, as many again.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ _MOVES = 4096
 class Samples:
     def __init__(self) -> None:
         self.rows: deque[dict[str, Any]] = deque(maxlen=_SHOWN)
+        self.moved: deque[dict[str, Any]] = deque(maxlen=_SHOWN)
+        """Those that were continued after a fault, also when they are among the newest no more."""
         self._moves: dict[int, list[list[Any]]] = {}
         self._rollout: dict[tuple[int, int], str] = {}
 
@@ -38,12 +43,16 @@ class Samples:
             case ev.TrajectoriesFinished() as done:
                 rollout = self._rollout.pop((done.batch, done.group), "")
                 for place, number in enumerate(done.ids):
-                    self.rows.append({
+                    row = {
                         "id": number, "batch": done.batch, "prompt": cut(done.prompt, _TEXT), "text": cut(done.texts[place], _TEXT),
                         "reward": round(done.rewards[place], 3), "tokens": done.tokens[place], "turns": done.tool_turns[place],
                         "versions": [[version, tokens] for version, tokens in done.versions[place]][:12], "at": rollout,
-                        "moves": self._moves.pop(number, [])[:6]})
+                        "moves": self._moves.pop(number, [])[:6]}
+                    self.rows.append(row)
+                    if row["moves"]:
+                        self.moved.append(row)
 
 
 def picture(scene: Scene, now: float) -> dict[str, Any]:
-    return {"rows": {str(row["id"]): row for row in scene.samples.rows}}
+    rows = {str(row["id"]): row for row in scene.samples.rows}
+    return {"rows": rows, "moved": {number: row for row in scene.samples.moved if (number := str(row["id"])) not in rows}}

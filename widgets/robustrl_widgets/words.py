@@ -48,6 +48,13 @@ def cut(text: object, limit: int = SHORT) -> str:
     return plain if len(plain) <= limit and len(whole) <= 4 * limit else plain[: limit - 1] + "\u2026"
 
 
+def person(name: str) -> str:
+    """A name as it is compared: whatever looks the same, or is written in another case or spacing, is one person."""
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    shown = "".join(sign for sign in folded if sign != "\ufffd" and unicodedata.category(sign)[0] not in "MC")
+    return " ".join(shown.split())
+
+
 @lru_cache(maxsize=64)
 def headline(text: str, limit: int = SHORT) -> str:
     """The cause that a text begins with, as one plain line: what follows it (logs, tracebacks) is for who wants to know more."""

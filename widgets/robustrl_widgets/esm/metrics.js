@@ -3,11 +3,13 @@ const HUES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", 
 
 function render({ model, el }) {
   const charts = h("div", { class: "charts" }), ledger = h("p", {}), race_words = h("p", { class: "ghost" });
+  const bands = h("div", { class: "legend bands" }, h("span", {}, h("i", { style: { background: "var(--det)", opacity: "0.4" } }), "a role was ill: from its failure until it took part again"));
   const split = (rows) => [(rows ?? []).map((row) => row[0]), (rows ?? []).map((row) => row[1])];
   const view = open_view(model, el, "metrics", (picture) => {
     const steps = picture.steps ?? [], times = picture.times ?? [], outages = picture.outages ?? [];
     const phases = Object.entries(picture.phases ?? {}).map(([name, values]) => [phase_name(name), steps, values]);
     const race = picture.race?.words ? picture.race : null;
+    bands.style.display = outages.length ? "" : "none";
     race_words.style.display = race ? "" : "none";
     if (race) race_words.replaceChildren(h("b", {}, race.words), " ", h("span", { class: "mut" }, race.label));
     const against = (title, mine, ghost, options) => chart(title, "seconds of training", [["you", ...split(mine)], ["the ghost", ...split(ghost)]], { low: 0, ghosts: ["the ghost"], ...options });
@@ -25,7 +27,7 @@ function render({ model, el }) {
       `${whole(account.started)} started = ${whole(account.consumed)} used + ${whole(sum)} dropped + ${whole(account.in_flight)} in flight`,
       dropped.length ? ` (dropped: ${dropped.map(([reason, count]) => `${count} ${reason}`).join(", ")})` : "");
   });
-  view.root.append(h("h2", {}, "Metrics"), race_words, charts, h("h2", {}, "Answers"), ledger);
+  view.root.append(h("h2", {}, "Metrics"), race_words, bands, charts, h("h2", {}, "Answers"), ledger);
   return () => view.close();
 }
 // No exponents: what is too small for three digits behind the point is nothing on these axes.

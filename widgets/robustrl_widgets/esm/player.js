@@ -1,20 +1,21 @@
 // The bar of a recording: play, stop, wind, and how fast.
 function render({ model, el }) {
-  let shown = null, held = false;
+  let shown = null, held_until = 0;  // the bar is where the hand left it until the picture of that moment comes, which is after the answer
   const play = h("button", { onclick: async () => { const now = view.speed() > 0; await view.ask("play", now ? { speed: 0 } : shown && view.now() >= shown.length - 0.01 ? { speed: Number(speed.value), at: 0 } : { speed: Number(speed.value) }); } }, "\u25b6 play");
   const speed = h("select", { "aria-label": "speed", onchange: () => { view.ask("play", { speed: Number(speed.value) }); } }, [0.5, 1, 2, 4, 10].map((times) => h("option", { value: times, selected: times === 1 }, `\u00d7${times}`)));
   const bar = h("input", { type: "range", min: "0", step: "0.1", value: "0", "aria-label": "moment of the run", style: { flex: "1", padding: "0" } });
   const clock = h("span", { class: "num mut" });
-  bar.addEventListener("input", () => { held = true; tick(); });
-  bar.addEventListener("change", async () => { await view.ask("play", { at: Number(bar.value) }); held = false; });
+  bar.addEventListener("input", () => { held_until = Infinity; tick(); });
+  bar.addEventListener("change", async () => { await view.ask("play", { at: Number(bar.value) }); held_until = performance.now() + 1500; });
   const tick = () => {
     if (!shown) return;
-    if (!held) bar.value = Math.min(shown.length, view.now());
+    if (performance.now() >= held_until) bar.value = Math.min(shown.length, view.now());
     set_text(clock, `${span(Number(bar.value))} of ${span(shown.length)}`);
     set_text(play, view.speed() > 0 ? "\u275a\u275a stop" : "\u25b6 play");
   };
   const view = open_view(model, el, "player", (picture) => {
     if (!shown && view.speed() > 0) speed.value = String(view.speed());
+    if (held_until < Infinity) held_until = 0;
     shown = picture;
     bar.max = picture.length;
     tick();

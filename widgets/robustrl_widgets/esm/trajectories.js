@@ -10,9 +10,10 @@ function render({ model, el }) {
     h("table", {}, h("thead", {}, h("tr", {}, ["#", "prompt", "answer", "reward", "tokens, by weight version", "rollout"].map((name) => h("th", {}, name)))), body));
   const fits = (row) => ({ all: true, moved: row.moves.length > 0, mixed: row.versions.length > 1, right: row.reward > 0.5, wrong: row.reward <= 0.5 })[only.value];
   const draw = () => {
-    const rows = Object.values(shown.rows ?? {}).sort((a, b) => b.id - a.id), chosen = rows.filter(fits);
-    set_text(count, `${chosen.length} of the newest ${rows.length}`);
-    body.replaceChildren(...chosen.slice(0, 40).map((row) => h("tr", {},
+    const newest = Object.values(shown.rows ?? {}), moved = only.value === "moved";
+    const chosen = (moved ? [...newest, ...Object.values(shown.moved ?? {})] : newest).filter(fits).sort((a, b) => b.id - a.id).slice(0, 64);
+    set_text(count, moved ? `the newest ${chosen.length} of the whole run` : `${chosen.length} of the newest ${newest.length}`);
+    body.replaceChildren(...chosen.map((row) => h("tr", {},
       h("td", { class: "mut num" }, row.id), h("td", {}, h("code", {}, row.prompt)), h("td", {}, h("code", {}, row.text)), h("td", { class: "num" }, row.reward),
       h("td", { class: "num" }, row.versions.map(([version, tokens], place) => h("span", { title: `${tokens} ${tokens === 1 ? "token was" : "tokens were"} generated with version ${version} of the weights` }, `${place ? ", " : ""}${tokens} by v${version}`))),
       h("td", {}, row.at, row.moves.map(([source, target, kept]) => h("div", { class: "mut" }, `${source} \u2192 ${target}, ${kept ? `from token ${kept}` : "from the start"}`))))));
