@@ -318,23 +318,23 @@ def test_a_delay_happens_where_it_would_and_is_over(inside: Inside) -> None:
 
 def test_held_tokens(inside: Inside) -> None:
     assert not inside.disturbance.holds("rollout-0")
+    began = time.monotonic()
     inside.disturbance.arm(inside.order("long_first_token", options={"seconds": 0.1}))
     inside.disturbance.pass_by(Phase.DECODE)
     assert not inside.disturbance.holds("rollout-1") and inside.said.empty()
-    began = time.monotonic()
     while inside.disturbance.holds("rollout-0"):
         time.sleep(0.005)
-    assert 0.1 <= time.monotonic() - began < 1.0
+    assert time.monotonic() - began >= 0.1
     assert inside.next().proof["held"] == "tokens" and inside.next().outcome == "over"
 
 
 def test_tokens_that_two_faults_hold_come_after_the_later_end(inside: Inside) -> None:
+    began = time.monotonic()
     for fault, seconds in ((1, 0.1), (2, 0.3)):
         inside.disturbance.arm(inside.order("long_first_token", fault=fault, options={"seconds": seconds}))
-    began = time.monotonic()
     while inside.disturbance.holds("rollout-0"):
         time.sleep(0.005)
-    assert 0.3 <= time.monotonic() - began < 1.0
+    assert time.monotonic() - began >= 0.3
     said = [inside.next() for _ in range(4)]
     assert [(type(each).__name__, each.fault) for each in said] == [
         ("FaultInjected", 1), ("FaultInjected", 2), ("FaultEnded", 1), ("FaultEnded", 2)]  # fmt: skip
