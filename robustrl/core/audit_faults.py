@@ -11,7 +11,7 @@ import math
 
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log, kind_of
-from robustrl.core.audit_proofs import BENIGN, PROOFS, lacks, undone
+from robustrl.core.audit_proofs import BENIGN, PROOFS, is_number, is_text, lacks, undone
 from robustrl.core.roles import PHASES
 
 _OUTCOMES = ("over", "aborted", "refused", "vanished", "not_fired")
@@ -38,8 +38,6 @@ _EVIDENCE_OF = {"cleared": "was", "waiting_on_peer": "peer"}
 """The same by kind of verdict."""
 _IN_WORDS = ("text", "error", "cause", "node", "seen_by", "was", "peer")
 """Evidence that is a text; all other is a number."""
-_MOST = 1e15
-"""No number in evidence is larger."""
 OF_NODE = ("node_loss", "partition", "delay")
 """Kinds that hit every role of a node; the phase is the target's."""
 
@@ -166,9 +164,7 @@ def verdicts(log: Log) -> Found:
 
 
 def _shows(name: str, value: object) -> bool:
-    if name in _IN_WORDS:
-        return isinstance(value, str) and value != ""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST
+    return is_text(value) if name in _IN_WORDS else is_number(value)
 
 
 _CAUSED = ("exited", "exception", "heartbeat", "node_lost")

@@ -18,22 +18,22 @@ from robustrl.core.fault_times import FaultTimes
 
 _Check = Callable[[Any], bool]
 _MOST = 1e15
-"""No number in a proof is larger."""
+"""No number in a proof or in evidence is larger."""
 
 
-def _number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST
 
 
 def _positive(value: Any) -> bool:
-    return _number(value) and value > 0
+    return is_number(value) and value > 0
 
 
 def _not_below_0(value: Any) -> bool:
-    return _number(value) and value >= 0
+    return is_number(value) and value >= 0
 
 
-def _text(value: Any) -> bool:
+def is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
@@ -43,24 +43,24 @@ def _is(wanted: object) -> _Check:
 
 _KILLED: dict[str, _Check] = {"signal": _is("SIGKILL"), "process": _is("gone"), "ago": _not_below_0}
 _STOPPED: dict[str, _Check] = {"signal": _is("SIGSTOP"), "process": _is("T"), "ago": _not_below_0}
-_INSIDE: dict[str, _Check] = {"thread": _text, "place": _text}
+_INSIDE: dict[str, _Check] = {"thread": is_text, "place": is_text}
 _DELAYED: dict[str, _Check] = {**_INSIDE, "seconds": _positive}
 _DAMAGED: dict[str, _Check] = {"bytes": _positive, "at": _not_below_0, "of": _positive}
 PROOFS: dict[str, dict[str, _Check]] = {
     "kill": _KILLED,
     "node_loss": _KILLED | {"raylet": _positive, "processes": _positive},
-    "partition": {"link": _text, "answers": _is(False), "ago": _not_below_0},
-    "delay": {"link": _text, "milliseconds": _positive, "ago": _not_below_0},
+    "partition": {"link": is_text, "answers": _is(False), "ago": _not_below_0},
+    "delay": {"link": is_text, "milliseconds": _positive, "ago": _not_below_0},
     "hang": _STOPPED,
     "freeze": _STOPPED,
     "slow": _STOPPED | {"share": _positive, "period": _positive},
     "wedge": _INSIDE | {"busy": lambda value: isinstance(value, bool)},
-    "exception": _INSIDE | {"raised": _text},
-    "memory_exhaustion": {"thread": _text, "raised": _is("MemoryError"), "limit": _positive, "allocated": _not_below_0},
+    "exception": _INSIDE | {"raised": is_text},
+    "memory_exhaustion": {"thread": is_text, "raised": _is("MemoryError"), "limit": _positive, "allocated": _not_below_0},
     "clean_exit": _INSIDE | {"exit": _is(0)},
     "corrupt_weights": _DAMAGED,
     "corrupt_snapshot": _DAMAGED,
-    "full_disk": {"full": _positive, "folder": _text, "thread": _text},
+    "full_disk": {"full": _positive, "folder": is_text, "thread": is_text},
     "long_first_token": {"held": _is("tokens")},
     "idle_rollout": {"held": _is("requests")},
     "slow_tool": _DELAYED | {"place": _is("tool")},
@@ -68,11 +68,11 @@ PROOFS: dict[str, dict[str, _Check]] = {
     "long_checkpoint": _DELAYED | {"place": _is("snapshot")},
     "first_compile": _DELAYED,
 }
+"""Kind -> each field that its proof must have, and what it must be like."""
 BENIGN = (
     "freeze", "slow_tool", "long_advantage", "long_checkpoint", "long_first_token", "first_compile", "idle_rollout"
 )  # fmt: skip
 """Kinds that nothing is to be done about; accounts leave them out."""
-"""Kind -> each field that its proof must have, and what it must be like."""
 _KILLING = ("kill", "clean_exit")
 """Kinds that end the very process, at once."""
 _STOPPING, _STICKING = ("hang", "freeze"), ("wedge", "long_advantage", "long_checkpoint", "first_compile")

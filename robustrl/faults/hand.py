@@ -121,7 +121,7 @@ class Hand:
         notes = {int(note.stem.partition("-")[2]): note for note in Path(self._folder).glob("fault-*.held")} if self._folder else {}
         return sorted(
             fault for fault, note in notes.items()
-            if fault not in self._called_off and not off_file(self._folder, fault).exists() and note.read_text() == _written(process)
+            if fault not in self._called_off and not off_file(self._folder, fault).exists() and _noted(note) == _written(process)
         )  # fmt: skip
 
     def _held(self, process: ProcessId) -> str:
@@ -216,6 +216,13 @@ class Hand:
     def _report(self, order: Order, status: Status, began: float, proof: dict[str, Any]) -> None:
         proof["ago"] = round(time.monotonic() - began, 6)
         self._emit(order.injected(status, proof))
+
+
+def _noted(note: Path) -> str:
+    try:
+        return note.read_text()
+    except OSError:  # the run directory is removed just then
+        return ""
 
 
 def _written(process: ProcessId) -> str:

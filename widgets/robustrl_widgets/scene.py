@@ -20,7 +20,7 @@ from . import board, faults, metrics, player, recovery_text, thresholds, traject
 from .episodes import Episode, Episodes
 from .ghost import Race
 from .lanes import Lanes, chunked
-from .words import LONG, SHORT, count, cut, seconds
+from .words import LONG, SHORT, closed, count, cut, seconds
 
 _HISTORY = 40
 _STORY = 40
@@ -170,7 +170,7 @@ class Scene:
     @property
     def closed(self) -> str:
         """Why nothing can be done to the job any more, in words; empty while something can."""
-        return "the job is gone" if self.lost else f"the job is {self.state.status}" if self.state.over else ""
+        return closed(bool(self.lost), self.state.over, self.state.status)
 
     @property
     def gone(self) -> float | None:

@@ -27,7 +27,7 @@ from . import tuning
 from .channel import Channel
 from .commands import Answer, Command, Refused, Right, number, parse, whole
 from .tuning_stock import GivenUp, Loaded, Stock
-from .words import LONG, cut, headline
+from .words import LONG, closed, cut, headline
 
 POINTS = 160
 """Settings drawn as points, at most: of `_DRAWN` most contradict themselves."""
@@ -70,10 +70,11 @@ def fate(job: Any) -> tuple[str, float | None]:
     the other views say it, see scene.py."""
     if job is None or not job.over:
         return "", None
+    words = closed(job._lost is not None, job.over, job.status)
     if job._lost is None:
-        return f"the job is {job.status}", None
+        return words, None
     state = job._state
-    return "the job is gone", round(state.wall + state.t - state.t0, 1) if state.wall else None
+    return words, round(state.wall + state.t - state.t0, 1) if state.wall else None
 
 
 class Tuner:
@@ -226,8 +227,8 @@ class Tuner:
 
     def picture(self) -> tuning.Picture:
         live = self._job is not None and self._right is Right.INSTRUCTOR
-        closed, gone = self._fate = fate(self._job)
-        found: tuning.Picture = {"sources": list(self._sources), "live": live, "job": self._job is not None, "closed": closed}
+        over, gone = self._fate = fate(self._job)
+        found: tuning.Picture = {"sources": list(self._sources), "live": live, "job": self._job is not None, "closed": over}
         found |= self._still
         if gone is not None:
             found["gone"] = gone
@@ -305,8 +306,8 @@ class Tuner:
             raise Refused("this is a recording: there is no job to apply it to")
         if self._right is not Right.INSTRUCTOR:
             raise Refused("this page may not change the job: it was opened without the instructor's token")
-        if closed := fate(self._job)[0]:
-            raise Refused(f"{closed}: nothing can be applied to it any more")
+        if over := fate(self._job)[0]:
+            raise Refused(f"{over}: nothing can be applied to it any more")
         assert self.now is not None
         values = {path: self.now.thresholds.get(path) for path in tuning.SLIDERS}
         began = time.monotonic()

@@ -97,3 +97,8 @@ def last_live(state: RunState, role: str) -> bool:
     if view is None or view.kind is not RoleKind.ROLLOUT or view.state not in _UP:
         return False
     return not any(other.kind is RoleKind.ROLLOUT and other.state in _UP and other is not view for other in state.roles.values())
+
+
+def closed(lost: bool, over: bool, status: str) -> str:
+    """Why nothing can be done to a job any more; empty while something can."""
+    return "the job is gone" if lost else f"the job is {status}" if over else ""
