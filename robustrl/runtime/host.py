@@ -35,7 +35,7 @@ from .cluster import Cluster, JoinedCluster, LocalCluster
 from .event_log import EventLog, LogError
 from .injecting import Injector
 from .lives import Lives
-from .processes import ProcessId, is_alive, kill_marked, wait_exit
+from .processes import ProcessId, is_alive, kill_marked, wait_exit, yield_to_others
 from .restarting import Restarting
 from .role import OWN_CLOCK, OWN_GAP, within
 from .serving import Outbox, Serving
@@ -399,6 +399,8 @@ def main(argv: list[str] | None = None) -> None:
     host = Host(run_dir)
     if host.config.hosts == "namespaces" and not given.inside:
         namespaces.enter(["-m", "robustrl.runtime.host", str(run_dir)])
+    if host.config.address is None:  # the roles are its children: pages and kernels on this machine come first
+        yield_to_others()
     asyncio.run(_run(host))
 
 

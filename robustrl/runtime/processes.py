@@ -7,16 +7,21 @@ and not yet executed carries its parent's mark. Processes of other users cannot 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import select
 import signal
 import time
 from collections.abc import Collection
+from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import WaitTimeout
 
+log = logging.getLogger(__name__)
 MARK = "ROBUSTRL_RUN"
+NICE = 5
+"""Of a job's processes, as in setpriority(2): a quarter of a core where something else wants all of it."""
 _PROCESS_CLOCK = 2
 """Kind of clock in a Linux clock id made from a pid: run time of the whole process."""
 
@@ -48,6 +53,22 @@ def process_state(pid: int) -> str:
         return _stat(pid)[0]
     except (FileNotFoundError, ProcessLookupError):
         return "X"
+
+
+def yield_to_others() -> None:
+    """This process and what it starts come after others on a busy core. Once more changes nothing.
+
+    Nice values alone count within a session only where the kernel groups by sessions (sched(7), "The autogroup feature"): there the
+    session's own is set as well.
+    """
+    nice = max(NICE, os.getpriority(os.PRIO_PROCESS, 0))
+    os.setpriority(os.PRIO_PROCESS, 0, nice)
+    try:
+        Path("/proc/self/autogroup").write_text(str(nice))
+    except FileNotFoundError:  # a kernel that does not group
+        pass
+    except BlockingIOError:
+        log.warning("another session was set in the same tenth of a second: this one does not yield to programs outside it")
 
 
 def is_alive(process: ProcessId) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,8 @@ import robustrl
 from robustrl.job import Job
 from tests.browser.conftest import ARTIFACTS, Seen, running_lab
 from tests.browser.test_notebook import _until
-from tests.browser.test_views import _card, _stage
+from tests.browser.test_views import _CATCH_UP, _MARGIN, _card, _same_within, _stage
 from tests.live.conftest import assert_clean
-
-_CATCH_UP = 2.0
-"""Seconds after which a page that has been loaded must show what the others show."""
-_MARGIN = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -53,26 +48,6 @@ class _Dashboard:
         self._process.stdin.close()
         self._process.wait(20)
         self._process.stdout.close()
-
-
-def _state(view: Any) -> list[Any]:
-    """What a page says of a failure: headline (without what its reader may do), stage on the role's card, newest line of the story, and how
-    far each fault has come.
-    """
-    stage = view.locator('.rrl-board button.role[aria-label^="rollout-1,"] .stages .on')
-    headline = view.locator(".rrl-board .say").inner_text(timeout=5000).split("Click")[0]
-    return [headline, stage.evaluate_all("all => all.map((one) => one.className)"),
-            view.locator(".rrl-board .below > div:first-child .story li span").first.inner_text(timeout=5000),
-            view.locator(".rrl-faults .fault").evaluate_all("all => all.map((one) => one.querySelectorAll('.steps .on').length)")]
-
-
-def _same_within(one: Any, other: Any, seconds: float) -> float:
-    """Seconds until both pages say the same."""
-    began = time.monotonic()
-    while (states := (_state(one), _state(other)))[0] != states[1]:
-        assert time.monotonic() < began + seconds, f"after {seconds} s the pages differ: {states}"
-        one.wait_for_timeout(50)
-    return time.monotonic() - began
 
 
 def _open(view: Any, link: str) -> Any:

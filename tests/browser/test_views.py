@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,9 @@ end = time.monotonic() + {seconds}
 while time.monotonic() < end and not Path("enough").exists():
     sum(range(1000))
 """
+_CATCH_UP = 2.0
+"""Seconds after which a page that has been loaded must show what the others show."""
+_MARGIN = 3.0
 
 
 @pytest.fixture
@@ -71,7 +75,53 @@ def test_a_rollout_killed_by_its_button_while_a_cell_is_busy_comes_back_before_o
     view.wait_for_timeout(600)
     _photograph(view, board, "lab-healed")
     _photograph(view, timeline, "lab-timeline")
+    _reload_and_open_a_second_tab(view, notebook)
     assert seen.outside == [] and seen.console == []
+
+
+def _reload_and_open_a_second_tab(view: Any, notebook: Lab) -> None:
+    """In the middle of the next recovery, the kernel being idle: what both show is the same, and how long each took after the notebook."""
+    _until(view, "the kernel to be idle", lambda: _kernel(notebook) == "idle", 30.0)
+    path = notebook.folder / _NAME
+    before = path.stat().st_mtime_ns
+    view.keyboard.press("Control+s")
+    _until(view, "the notebook to be saved", lambda: path.stat().st_mtime_ns != before, 30.0)
+    second = view.context.new_page()
+    board = view.locator(".rrl-board").first
+    board.get_by_role("button", name="Kill", exact=True).click(timeout=10_000)
+    _until(view, "restart on the card", lambda: _stage(_card(board, "rollout-1"), "restart"), 60.0)
+    took = []
+    for page, load in ((second, lambda: second.goto(f"{notebook.url}/lab/tree/{_NAME}", timeout=60_000)), (view, view.reload)):
+        load()
+        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        shown = time.monotonic()
+        _until(page, "the board", page.locator(".rrl-board .kpi").first.is_visible, 30.0)
+        _same_within(second, view, _MARGIN * _CATCH_UP) if page is view else None
+        took.append(time.monotonic() - shown)
+    print(f"JupyterLab, after the notebook shows: second tab {took[0]:.2f} s, reload {took[1]:.2f} s")
+    _photograph(second, second.locator(".rrl-board").first, "lab-second-tab")
+    second.close()
+
+
+def _state(view: Any) -> list[Any]:
+    """What a page says of a failure: headline (without what its reader may do), stage on the role's card, newest line of the story, and how
+    far each fault has come.
+    """
+    board = view.locator(".rrl-board").first
+    stage = board.locator('button.role[aria-label^="rollout-1,"] .stages .on')
+    headline = board.locator(".say").inner_text(timeout=5000).split("Click")[0]
+    return [headline, stage.evaluate_all("all => all.map((one) => one.className)"),
+            board.locator(".below > div:first-child .story li span").first.inner_text(timeout=5000),
+            view.locator(".rrl-faults .fault").evaluate_all("all => all.map((one) => one.querySelectorAll('.steps .on').length)")]
+
+
+def _same_within(one: Any, other: Any, seconds: float) -> float:
+    """Seconds until both pages say the same."""
+    began = time.monotonic()
+    while (states := (_state(one), _state(other)))[0] != states[1]:
+        assert time.monotonic() < began + seconds, f"after {seconds} s the pages differ: {states}"
+        one.wait_for_timeout(50)
+    return time.monotonic() - began
 
 
 def _card(board: Any, role: str) -> Any:

@@ -15,6 +15,7 @@ from robustrl.core.audit import audit
 from robustrl.errors import ConfigError, WaitTimeout
 from robustrl.job import Job
 from robustrl.runtime.event_log import read_log
+from robustrl.runtime.processes import NICE
 from tests.live.conftest import assert_clean
 
 _STEPS = 8
@@ -61,6 +62,7 @@ def test_every_role_is_a_live_process_of_its_own_on_four_nodes(job: Job) -> None
     for role, pid in pids.items():
         environment = Path(f"/proc/{pid}/environ").read_bytes()
         assert f"ROBUSTRL_RUN={job.run}".encode() in environment, role
+        assert os.getpriority(os.PRIO_PROCESS, pid) >= NICE, f"{role} yields to who watches"
     assert len({handle.node for handle in job.roles.values()}) == 4
     assert os.getpid() not in pids.values()
 

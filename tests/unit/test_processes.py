@@ -135,6 +135,26 @@ def test_memory_of_a_run(run):
     assert 64 << 20 < processes.pss_bytes(run) < 128 << 20
 
 
+_YIELDS = """
+import os, time
+from pathlib import Path
+from robustrl.runtime.processes import yield_to_others
+group = Path("/proc/self/autogroup")
+for start in (0, 0, 11):
+    os.nice(start)
+    time.sleep(0.2)  # the kernel takes one such order in 0.1 s from users without rights
+    yield_to_others()
+    print(os.getpriority(os.PRIO_PROCESS, 0), group.read_text().split()[-1] if group.exists() else "-")
+"""
+
+
+def test_who_yields_does_so_with_its_session_and_never_comes_forward(run):
+    said = subprocess.run([sys.executable, "-c", _YIELDS], start_new_session=True, capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in said.splitlines()]
+    assert [row[0] for row in rows] == ["5", "5", "16"]
+    assert all(row[1] in (row[0], "-") for row in rows)
+
+
 def test_a_number_that_is_now_a_threads_names_no_process():
     """Numbers are given anew to threads as to processes, and the kernel opens none of those."""
     going, number = threading.Event(), []
