@@ -61,6 +61,10 @@ class ConfigError(RobustRLError, ValueError):
         return type(self), (self.field, self.value, self.allowed)
 
 
+class Contradiction(ConfigError):
+    """Settings, each of which can be accepted, that do not go together: the text names the others."""
+
+
 class MissingExtra(RobustRLError, ImportError):
     """A package from an optional extra is needed and not installed: names the extra and the reason of the failed import."""
 

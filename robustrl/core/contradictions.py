@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ..errors import ConfigError
+from ..errors import ConfigError, Contradiction
 
 Settings = Mapping[str, Any]
 """By path."""
@@ -31,7 +31,8 @@ def contradiction(rules: Iterable[Together], settings: Settings, changed: Iterab
             blamed = next((path for path in changed if path in rule.paths), rule.paths[0])
             others = [f"{path} ({_shown(settings[path])})" for path in rule.paths if path != blamed]
             goes = f"does not go with {' and '.join(others)}: " if others else ""
-            return ConfigError(blamed, settings[blamed], f"{goes}{rule.says(settings)}")
+            kind = Contradiction if others else ConfigError
+            return kind(blamed, settings[blamed], f"{goes}{rule.says(settings)}")
     return None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.thresholds import Thresholds
-from ..errors import ConfigError
+from ..errors import ConfigError, Contradiction
 from .run import Run
 
 _JUDGE = ("feed", "advance", "next_deadline")
@@ -62,11 +62,9 @@ def changed(own: Thresholds, changes: Mapping[str, Any]) -> Thresholds:
     """A run's ``own`` settings with changes; where these contradict what the run began with, the error says how to begin elsewhere."""
     try:
         return own.updated(changes)
-    except ConfigError as error:
-        if not error.allowed.startswith("does not go with"):
-            raise
+    except Contradiction as error:
         how = "the others are those that the run began with; Thresholds.lab().updated({...}) changes the lab's instead"
-        raise ConfigError(error.field, error.value, f"{error.allowed}; {how}") from None
+        raise Contradiction(error.field, error.value, f"{error.allowed}; {how}") from None
 
 
 def check_count(name: str, value: Any, least: int, most: int | None = None) -> None:

@@ -2,14 +2,15 @@
 
 Columns: ``seq`` int64, ``t`` float64 (host's monotonic seconds), ``source`` string, ``incarnation`` int32, ``n`` int64, ``at`` float64
 (emitter's monotonic seconds), ``type`` string, ``role`` string (null: the event is about none), ``event`` string (the event as JSON, as in
-``events.jsonl``), ``chain`` string. File metadata ``robustrl``: JSON of {format, name, window, annotations}. Needs pyarrow.
+``events.jsonl``), ``chain`` string. ``type`` and ``role`` are for other tools and are not read. File metadata ``robustrl``: JSON of
+{format, name, window, annotations}. What is damaged costs its row group, or the end of it, and no more. Needs pyarrow.
 """
 
 from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,11 @@ from .run import EXPECTED, Mark
 
 FORMAT = 1
 COLUMNS = ("seq", "t", "source", "incarnation", "n", "at", "type", "role", "event", "chain")
-_READ = tuple(name for name in COLUMNS if name not in ("type", "role"))
+_DERIVED = ("type", "role")
+"""For other tools; not read."""
+_GROUP, _BATCH = 512, 64
+"""Rows of a row group, which is what damage costs at most, and that are read at a time."""
+_READ = tuple(name for name in COLUMNS if name not in _DERIVED)
 _KEY = b"robustrl"
 _event_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(ev.Event)
 
@@ -39,24 +44,33 @@ def write_parquet(path: Path, entries: Sequence[ev.Entry], facts: dict[str, Any]
                   getattr(event, "role", None), ev.encoder.encode(event).decode(), entry.chain)  # fmt: skip
         for column, value in zip(columns, values, strict=True):
             column.append(value)
-    pq.write_table(pa.table(columns, schema=schema), path, compression="zstd")
+    pq.write_table(pa.table(columns, schema=schema), path, compression="zstd", row_group_size=_GROUP, write_page_checksum=True)
 
 
 def read_parquet(path: Path) -> tuple[list[Row], list[Problem], dict[str, Any]]:
     """Rows that can be read, problems of what cannot, and of the file's facts those that a Run has. Raises LogError, MissingExtra."""
     pa, pq = _pyarrow()
     try:
-        table = pq.read_table(path)
+        file = pq.ParquetFile(path, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
         raise LogError(f"{path}: is no Parquet file that can be read: {error}") from error
+    with file:
+        return _read(path, pa, file)
+
+
+def _read(path: Path, pa: Any, file: Any) -> tuple[list[Row], list[Problem], dict[str, Any]]:
     problems: list[Problem] = []
-    facts = _facts(path, (table.schema.metadata or {}).get(_KEY), problems)
-    if absent := sorted(set(COLUMNS) - set(table.column_names)):
-        raise BadRun(str(path), [Problem(1, "schema", f"the columns {', '.join(absent)} are missing")], False)
-    if wrong := _wrong_columns(pa, table.schema):
+    schema = file.schema_arrow
+    facts = _facts(path, (schema.metadata or {}).get(_KEY), problems)
+    if absent := sorted(set(COLUMNS) - set(schema.names)):
+        problem = Problem(1, "schema", f"the columns {', '.join(absent)} are missing")
+        if not set(absent) <= set(_DERIVED):
+            raise BadRun(str(path), [problem], False)
+        problems.append(problem)
+    if wrong := _wrong_columns(pa, schema):
         raise BadRun(str(path), [Problem(1, "schema", text) for text in wrong], False)
     rows: list[Row] = []
-    for number, values in enumerate(zip(*(_values(table.column(name)) for name in _READ), strict=True), 1):
+    for number, values in _numbered(pa, file, problems):
         seq, t, source, incarnation, n, at, event, chain = values
         missing = [name for name, value in zip(_READ, values, strict=True) if value is None]
         if missing or not (math.isfinite(t) and math.isfinite(at)):
@@ -68,6 +82,21 @@ def read_parquet(path: Path) -> tuple[list[Row], list[Problem], dict[str, Any]]:
         except (msgspec.DecodeError, RecursionError) as error:
             problems.append(Problem(number, "unreadable", f"cannot be read: event: {error}"))
     return rows, problems, facts
+
+
+def _numbered(pa: Any, file: Any, problems: list[Problem]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """(row number, values) of all that can be read. Of a row group what comes before damage is kept; pyarrow finds no way behind it."""
+    end, groups = 0, file.num_row_groups
+    for group in range(groups):
+        number, end = end, end + file.metadata.row_group(group).num_rows
+        try:
+            for batch in file.iter_batches(_BATCH, row_groups=[group], columns=list(_READ)):
+                for values in zip(*(_values(batch.column(name)) for name in _READ), strict=True):
+                    number += 1
+                    yield number, values
+        except (OSError, pa.ArrowException) as error:
+            lost = "cannot be read" if number + 1 == end else f"it and all rows up to {end} cannot be read"
+            problems.append(Problem(number + 1, "unreadable", f"{lost}: row group {group + 1} of {groups} is damaged: {error}"))
 
 
 def _wrong_columns(pa: Any, schema: Any) -> list[str]:

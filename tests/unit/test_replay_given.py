@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from robustrl.core.thresholds import Thresholds
-from robustrl.errors import ConfigError
+from robustrl.errors import ConfigError, Contradiction
 from robustrl.replay.corpus import corpus
+from robustrl.replay.given import changed
 from robustrl.replay.reading import BadRun
 from robustrl.replay.replaying import replay
 from robustrl.replay.run import Run
 from robustrl.replay.sweeping import sweep
 
+OWN = "the others are those that the run began with"
 GRID = {"rollout.no_tokens": (3.0, 4.0)}
 
 
@@ -83,3 +85,18 @@ def test_a_sweep_says_how_many_settings_contradict_themselves_and_why(run: Run) 
     found = sweep(run, {"rollout.no_tokens": [3.0, 4.0, 90.0]}, processes=1, progress=False)
     assert len(found.settings) == 2 and found.skipped == 2
     assert "2 left out that contradict themselves (rollout.no_tokens = 3.0: does not go with rollout.heartbeat" in repr(found)
+
+
+def test_a_contradiction_is_known_by_its_class_and_not_by_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Thresholds.lab()
+    with pytest.raises(Contradiction, match=OWN) as caught:
+        changed(own, {"rollout.wedged": 1.0})
+    assert caught.value.field == "rollout.wedged" and isinstance(caught.value, ConfigError)
+    with pytest.raises(Contradiction, match="does not go with"):
+        own.replace("rollout.wedged", 1.0)
+    for error, told in ((Contradiction("a", 1, "in other words"), True), (ConfigError("a", 1, "does not go with b"), False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(Thresholds, "updated", lambda self, changes, error=error: (_ for _ in ()).throw(error))
+            with pytest.raises(ConfigError) as caught:
+                changed(own, {})
+        assert (OWN in str(caught.value)) is told

@@ -218,6 +218,62 @@ def test_a_bad_event_of_a_parquet_file_costs_its_row(tables: tuple[Any, Any, Pat
     assert len(found.entries) == len(run.entries) - 1
 
 
+@pytest.mark.parametrize("gone", [["type"], ["role"], ["role", "type"]])
+def test_a_parquet_file_without_its_derived_columns_is_read_in_part_and_that_costs_no_row(tables: tuple[Any, Any, Path], run: Run,
+                                                                                          gone: list[str]) -> None:  # fmt: skip
+    pq, table, path = tables
+    pq.write_table(table.drop_columns(gone), path)
+    found = partly(path, f"row 1: the columns {', '.join(gone)} are missing", {"schema"})
+    assert list(found.entries) == list(run.entries)
+    pq.write_table(table.drop_columns([*gone, "chain"]), path)
+    with pytest.raises(BadRun, match=f"the columns chain, {', '.join(gone)} are missing") as caught:
+        Run.load(path, partial=True)
+    assert not caught.value.partial
+
+
+def _damaged(path: Path, group: int, column: str, share: float) -> None:
+    """Two bytes of a column of a row group are turned over, at ``share`` of its length."""
+    import pyarrow.parquet as pq
+
+    facts = pq.read_metadata(path).row_group(group)
+    chunk = next(chunk for chunk in map(facts.column, range(facts.num_columns)) if chunk.path_in_schema == column)
+    place = (chunk.dictionary_page_offset or chunk.data_page_offset) + int(share * chunk.total_compressed_size)
+    data = bytearray(path.read_bytes())
+    data[place : place + 2] = bytes(255 - value for value in data[place : place + 2])
+    path.write_bytes(data)
+
+
+def test_a_damaged_row_group_costs_its_own_rows_and_they_are_named(tables: tuple[Any, Any, Path], run: Run) -> None:
+    pq, table, path = tables
+    pq.write_table(table, path, row_group_size=10)
+    groups = -(-len(run.entries) // 10)
+    _damaged(path, 15, "event", 0.5)
+    why = f"row 151: it and all rows up to 160 cannot be read: row group 16 of {groups} is damaged: "
+    found = partly(path, why, {"unreadable", "gap"})
+    assert list(found.entries) == [*run.entries[:150], *run.entries[160:]] and found.truth
+    _damaged(path, 0, "type", 0.5)
+    assert len(Run.load(path, partial=True).entries) == len(found.entries), "it is not read at all"
+
+
+def test_in_a_row_group_what_comes_before_a_damaged_page_is_kept(tables: tuple[Any, Any, Path], run: Run) -> None:
+    pq, table, path = tables
+    pq.write_table(table, path, data_page_size=256, write_batch_size=16, use_dictionary=False)
+    _damaged(path, 0, "event", 0.95)
+    found = partly(path, rf"row \d+: it and all rows up to {len(run.entries)} cannot be read: row group 1 of 1", {"unreadable"})
+    assert 0 < len(found.entries) < len(run.entries) and list(found.entries) == list(run.entries[: len(found.entries)])
+
+
+def test_a_turned_bit_in_a_file_of_ours_is_seen_wherever_it_lies(tables: tuple[Any, Any, Path]) -> None:
+    """Without checksums of pages most of them are read as other values."""
+    path = tables[2]
+    whole = path.read_bytes()
+    for column in ("seq", "t", "at", "chain"):
+        path.write_bytes(whole)
+        _damaged(path, 0, column, 0.9)
+        with pytest.raises(BadRun, match="row group 1 of .* is damaged"):
+            Run.load(path)
+
+
 # -- what is small ---
 
 

@@ -19,6 +19,7 @@ from robustrl.core.roles import RoleKind
 from robustrl.core.thresholds import _COUNTS, _TOGETHER, HISTORY, LEAST, PATHS, SECTION, Relative, Thresholds
 from robustrl.errors import ConfigError
 from robustrl.live_settings import LiveThresholds
+from robustrl.runtime.wire import Failure
 
 LAB = Thresholds.lab()
 
@@ -139,7 +140,8 @@ def test_whichever_setting_is_changed_the_contradiction_names_it_and_the_others(
                 base.replace(path, value)
             except ConfigError as error:
                 refused += 1
-                assert type(error) is ConfigError, "else it would not cross the socket as what it is"
+                again = Failure.of(error).error()
+                assert type(again) is type(error) and str(again) == str(error), "it crosses the socket as what it is"
                 assert (error.field, error.value) == (path, value)
                 assert path in error.allowed or path == "node.silent", "it takes part in what is allowed together"
                 with pytest.raises(ConfigError) as caught:

@@ -162,18 +162,52 @@ def test_who_may_frame_the_page_is_said_with_each_answer(origins):
     import tornado.web
     from robustrl_widgets.dashboard import _headers
 
+    class Open(tornado.web.RequestHandler):
+        def get(self):
+            self.set_header("Access-Control-Allow-Origin", "*")
+            self.set_header("access-control-allow-credentials", "true")
+
     class Served(tornado.testing.AsyncHTTPTestCase):
         def get_app(self):
-            app = tornado.web.Application([("/", tornado.web.RequestHandler)])
+            app = tornado.web.Application([("/", tornado.web.RequestHandler), ("/open", Open)])
             app.add_transform(_headers(origins))
             return app
 
         def runTest(self):
-            for path in ("/", "/none"):
+            for path in ("/", "/open", "/none"):
                 said = self.fetch(path).headers
+                assert not [name for name in said if name.startswith("Access-Control-")]
                 more = "".join(f" {origin}" for origin in origins[:2])
                 assert said["Content-Security-Policy"] == f"frame-ancestors 'self'{more}" and said["X-Content-Type-Options"] == "nosniff"
                 assert said.get("X-Frame-Options") == (None if origins else "SAMEORIGIN")
+
+    result = Served().run()
+    assert result.wasSuccessful(), result.failures + result.errors
+
+
+def test_no_page_of_another_origin_may_read_an_answer_or_load_this_one_as_a_script():
+    """Bokeh answers /autoload.js to whoever asks, with a session in it and Access-Control-Allow-Origin: *."""
+    pytest.importorskip("panel")
+    import tornado.testing
+    from robustrl_widgets import dashboard
+
+    class Served(tornado.testing.AsyncHTTPTestCase):
+        def get_app(self):
+            self.server = dashboard.server_of(lambda: dashboard.pn.pane.Str("a page"), "127.0.0.1", dashboard._free_port("127.0.0.1"), ())
+            return self.server._tornado
+
+        def tearDown(self):
+            self.server.unlisten()
+            super().tearDown()
+
+        def runTest(self):
+            asked = {"Origin": "http://evil.example", "Cookie": "a=b"}
+            for path, code in (("/", 200), ("/metadata", 200), ("/static/js/bokeh.min.js", 200), ("/favicon.ico", 200), ("/ws", 400),
+                               ("/components/a", 400), ("/autoload.js?bokeh-autoload-element=x", 404), ("/none", 404)):  # fmt: skip
+                for method in ("GET", "OPTIONS"):
+                    answer = self.fetch(path, method=method, headers=asked)
+                    assert answer.code == code if method == "GET" else answer.code in (404, 405), path
+                    assert not [name for name in answer.headers if name.startswith("Access-Control-")], path
 
     result = Served().run()
     assert result.wasSuccessful(), result.failures + result.errors

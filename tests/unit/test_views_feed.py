@@ -381,6 +381,21 @@ def test_where_the_logs_of_a_recording_are_is_said(tmp_path):
     assert "nothing can be done" in _ask(recorded, Right.INSTRUCTOR, "pause")["error"]
 
 
+def test_a_recording_says_where_its_log_breaks_off_when_it_is_there_and_not_when_it_is_wound_back():
+    clock = _Clock()
+    feed = Feed(RecordedRun(failing_log(), clock=clock), clock)
+    feed._thread = threading.current_thread()
+    seen, _ = _watch(feed)
+    clock.t = feed.source.length + 1
+    feed.step()
+    feed.source.play(at=feed.source.length - 0.1)
+    feed.step()
+    pictures = [merged(full["picture"], delta["patch"]) for _, full, delta in seen]
+    assert [picture["head"]["status"] for picture in pictures[1:]] == ["unknown", "paused"]
+    assert [bool(picture.get("broken")) for picture in pictures] == [False, True, False]
+    assert feed.whole()[0].status == "unknown", "as a saved notebook shows it"
+
+
 def test_pages_fetch_nothing_and_write_no_markup():
     for view in assets.NAMES:
         text = assets.esm(view)

@@ -43,6 +43,15 @@ def _picture(view: str, entries: list[ev.Entry], lost: str = "") -> dict[str, An
     return scene.picture(view, scene.t)
 
 
+def _at_its_end(view: str, entries: list[ev.Entry]) -> dict[str, Any]:
+    """A recording at its end."""
+    scene = Scene()
+    scene.length = entries[-1].t - entries[0].t
+    for entry in entries:
+        scene.apply(entry)
+    return scene.picture(view, scene.t)
+
+
 def _running() -> list[ev.Entry]:
     """A job in which all is well."""
     log = made_log(steps=3)
@@ -237,6 +246,28 @@ return [over, stopped, look()];
     assert not any(shown["gone"] or shown["grey"] for shown in (over, stopped, fast))
 
 
+@pytest.mark.parametrize("view", [*_ALL, "player"])
+def test_every_view_of_a_recording_says_where_its_log_breaks_off(tmp_path: Path, view: str) -> None:
+    log = _running()
+    before, end, again = _page(tmp_path, view, """
+const gone = it.root.find('.gone'), look = () => [gone.style.display !== 'none', gone.textContent];
+it.show(running);
+const before = look();
+it.show(broken, 0);
+page.pass(60);
+const end = look();
+it.show(running);
+return [before, end, look()];
+""", running=_picture(view, log), broken=(broken := _at_its_end(view, log)))  # fmt: skip
+    assert not before[0] and end == [True, broken["broken"]] and end[1].startswith("The log breaks off here") and not again[0]
+
+
+def test_the_headline_of_a_log_that_breaks_off_calls_no_job_running(tmp_path: Path) -> None:
+    end = _page(tmp_path, "board", _LOOK + "it.show(picture, 0); page.pass(9); return look();", picture=_at_its_end("board", _running()))
+    assert end["say"].startswith("How it was when the log breaks off: optimizer step 2 of 3, ") and end["say"].endswith("is not known.")
+    assert end["pill"] == "unknown" and end["last"] and end["told"] == "recording, at its end" and not end["grey"]
+
+
 def test_a_job_whose_host_died_is_not_said_to_be_well(tmp_path: Path) -> None:
     lost = _page(tmp_path, "board", _LOOK + "it.show(picture, 0); page.pass(9); return look();",
                  picture=_picture("board", _running(), "its host (process 5) ended without a closing record"))  # fmt: skip
@@ -311,8 +342,8 @@ return places;
     assert places == [20, 48, 48, 48, 30]
 
 
-def _recorded(entries: list[ev.Entry]) -> dict[str, Any]:
-    scene, _ = Feed(RecordedRun(entries, at=1e9)).still()
+def _recorded(until: list[ev.Entry]) -> dict[str, Any]:
+    scene, _ = Feed(RecordedRun(made_log(steps=3), at=until[-1].t - until[0].t)).still()
     return scene.picture("board", scene.t)
 
 

@@ -351,6 +351,72 @@ def test_of_a_job_that_is_gone_every_view_says_so_also_where_it_is_saved():
         assert static.form(view, scene, scene.t).startswith("<div><b>The job is gone since ")
 
 
+def _played(entries: list[ev.Entry]) -> Scene:
+    """A recording at its end."""
+    scene = _scene(entries)
+    scene.length = entries[-1].t - entries[0].t
+    return scene
+
+
+def _written(entries: list[ev.Entry], *more: ev.Event) -> list[ev.Entry]:
+    log = Writer()
+    for entry in entries:
+        log.write(entry.source, entry.event)
+    for event in more:
+        log.write("host", event)
+    return log.entries
+
+
+def test_a_recording_whose_log_breaks_off_says_so_at_its_end_and_not_that_the_job_is_running():
+    log = failing_log()
+    before = _scene(log[:-1])
+    before.length = log[-1].t - log[0].t
+    assert before.status == "running" and not before.over and not before.closed
+    assert not any(scene.broken for scene in (before, _scene(log))), "it goes on, or is live"
+    scene = _played(log)
+    assert (scene.status, scene.over, scene.closed, scene.gone) == ("unknown", True, "the log breaks off", None)
+    head = scene.picture("board", scene.t)["head"]
+    assert head["status"] == "unknown" and head["recorded"] and not head["lost"]
+    words = f"The log breaks off here, {seconds(scene.t)} after its first entry"
+    for view in VIEWS:
+        said = scene.picture(view, scene.t)["broken"]
+        assert said.startswith(words) and said.endswith("its last entry is role_started of rollout-1. What became of the job is not known.")
+        assert "broken" not in before.picture(view, before.t) and static.form(view, scene, scene.t).startswith(f"<div><b>{words}")
+    assert "</span> unknown, optimizer step 1 of 2" in static.form("board", scene, scene.t)
+
+
+@pytest.mark.parametrize(("wall", "clock"), [(1.8e9, "(2027-01-15 08:00:0"), (0.0, ""), (1e300, ""), (float("nan"), "")])
+def test_where_a_log_breaks_off_the_clock_is_told_if_the_log_knows_it(wall, clock):
+    log = failing_log()
+    log[0] = msgspec.structs.replace(log[0], event=msgspec.structs.replace(log[0].event, wall=wall))
+    said = _played(log).broken
+    assert clock in said and ("UTC" in said) is bool(clock)
+
+
+def test_only_a_log_with_the_end_of_the_job_in_it_does_not_break_off():
+    assert not _played(made_log()).broken and _played(made_log()).status == "done"
+    resumed = _written(made_log(), ev.RunResumed(host_pid=6, wall=2.0))
+    assert "its last entry is run_resumed." in _played(resumed).broken
+    decided = _written(failing_log(), ev.EndDecided(status="done", reason=""))
+    assert "That it should end as done had been decided." in _played(decided).broken
+
+
+def test_of_a_fault_that_was_planned_when_the_log_breaks_off_nobody_says_that_it_never_fired():
+    plan = ev.FaultPlanned(fault=1, kind="kill", target="rollout-0", when="now", benign=False, options={})
+    scene = _played(_written(failing_log(), plan))
+    card = scene.picture("faults", scene.t)["cards"]["1"]
+    assert (card["outcome"], card["reason"], card["never"]) == ("unknown", "the log breaks off", False)
+
+
+def test_behind_rows_that_are_missing_the_run_goes_on():
+    """The first hole in what could be read of a log was the last that its views took in."""
+    log = made_log()
+    place = next(i for i, entry in enumerate(log) if isinstance(entry.event, ev.WarningRaised | ev.RoleSample))
+    scene = _played(log[:place] + log[place + 2 :])
+    assert scene.status == "done" and scene.state.step == 3
+    assert f"entries {place + 1} to {place + 2} of the log are missing" in scene.doubts
+
+
 def test_cut_leaves_our_own_numbers_alone():
     """Their thousands are set apart by a thin space, which does not count as printable."""
     assert cut(f"made {count(13301)} tokens") == "made 13\u2009301 tokens"

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from robustrl_widgets import tuner as tuner_module
 from robustrl_widgets import tuning
 from robustrl_widgets.commands import Right
 from robustrl_widgets.feed import Feed
@@ -200,3 +201,51 @@ def test_a_page_that_cannot_be_made_shows_no_text_of_the_log_and_leaves_nothing(
         shown = page()
     assert isinstance(shown, dashboard.pn.pane.Str) and "cannot be shown" in shown.object and "img" not in shown.object
     assert left == []
+
+
+def _ended(tuner: Tuner, seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while tuner._thread is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return tuner._thread is None
+
+
+def test_a_lab_with_nothing_left_to_do_has_no_thread_and_takes_the_next_move_as_ever(tuners, monkeypatch) -> None:
+    monkeypatch.setattr(tuner_module, "_IDLE", 0.05)
+    monkeypatch.setattr(tuner_module, "POINTS", 2)
+    teacher, told = _open(tuners, Loads(), Stock(), Right.INSTRUCTOR)
+    assert "value" in told.ask(teacher, "load", source="bundled")
+    assert _ended(teacher) and told.picture["todo"] == 0 and len(told.picture["points"]) == len(teacher.points)
+    assert "value" in told.ask(teacher, "set", **SHARP) and told.picture["a"]["values"]["rollout.no_tokens"] == 1.0
+    assert _ended(teacher)
+
+
+def test_a_lab_that_nobody_looks_at_rests_beside_a_live_job_too_and_goes_on_when_somebody_does(monkeypatch) -> None:
+    """Its cell was run again: its thread watched the job until the lab was closed, which nobody did."""
+    pytest.importorskip("anywidget")
+    from robustrl_widgets.tuning_widget import TuningLab
+
+    monkeypatch.setattr(tuner_module, "_IDLE", 0.05)
+    monkeypatch.setattr(tuner_module, "_JOB_EVERY", 0.02)
+    monkeypatch.setattr(tuner_module, "_QUIET", 0.0)
+    monkeypatch.setattr(tuner_module, "POINTS", 2)
+    job = FakeJob(failing_log(), len(failing_log()))
+    job.status = "running"
+    lab = TuningLab(job)
+    try:
+        assert lab.get_state(["_view_count"]) == {"_view_count": 0}, "a page counts only where it finds a number"
+        assert lab.tuner.judged.wait(20.0)
+        assert not _ended(lab.tuner, 0.4), "nobody has counted yet: not each page does"
+        for count in (1, 2, 1):
+            lab.set_state({"_view_count": count})
+        assert not _ended(lab.tuner, 0.4), "it is still seen in one place"
+        lab.set_state({"_view_count": 0})
+        assert _ended(lab.tuner)
+        job.over, job.status = True, "done"
+        lab.set_state({"_view_count": 1})
+        deadline = time.monotonic() + 20.0
+        while not lab.tuner.last["closed"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert lab.tuner.last["closed"] == "the job is done" and _ended(lab.tuner)
+    finally:
+        lab.close()

@@ -1,8 +1,9 @@
 """The views as a page of their own: a Panel server that shows a running job, or plays a finished one, to any number of people.
 
 Every page gets rights from the token that it was opened with; what it sends is a command to `commands.py`, or nothing. The server listens
-on this machine alone unless told otherwise, takes websockets from its own origin only, and sends nothing out. Each session gets the whole
-picture when it comes, then what changes. Left out: encryption (put it behind a proxy that has it).
+on this machine alone unless told otherwise, takes websockets from its own origin only, lets no page of another origin read its answers, and
+sends nothing out. Each session gets the whole picture when it comes, then what changes. Left out: encryption (put it behind a proxy that
+has it), and being embedded into other pages by a script.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import msgspec
 import panel as pn
 import param
 from bokeh.document import Document
+from bokeh.server.server import Server
+from bokeh.server.views.autoload_js_handler import AutoloadJsHandler
 from tornado.httputil import HTTPHeaders
 from tornado.web import Application, OutputTransform
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
@@ -245,13 +248,7 @@ def serve(feeds: Callable[[], Feed], access: Access, *, shared: bool, title: str
     connect, for proxies.
     """
     port = port or _free_port(address)
-    pn.config.raw_css = [_STYLE]
-    app = application(feeds, access, shared, title)
-    server = pn.serve(
-        {"/": app}, port=port, address=address, show=False, start=False, title={"/": ""}, verbose=False,
-        websocket_origin=_origins(address, port, origins), websocket_max_message_size=MAX_MESSAGE, autoreload=False)
-    server._tornado.add_transform(_headers(origins))
-    send_at_once(server._tornado)
+    server = server_of(application(feeds, access, shared, title), address, port, origins)
     server.io_loop.asyncio_loop.set_exception_handler(_but_closed_pages)
     server.start()
     if ready:
@@ -260,6 +257,24 @@ def serve(feeds: Callable[[], Feed], access: Access, *, shared: bool, title: str
         server.io_loop.start()
     finally:
         server.stop()
+
+
+def server_of(page: Callable[[], Any], address: str, port: int, origins: tuple[str, ...]) -> Server:
+    """Not started yet, on the present event loop. See `serve`."""
+    pn.config.raw_css = [_STYLE]
+    server: Server = pn.serve(
+        {"/": page}, port=port, address=address, show=False, start=False, title={"/": ""}, verbose=False,
+        websocket_origin=_origins(address, port, origins), websocket_max_message_size=MAX_MESSAGE, autoreload=False)
+    server._tornado.add_transform(_headers(origins))
+    _embed_nowhere(server._tornado)
+    send_at_once(server._tornado)
+    return server
+
+
+def _embed_nowhere(app: Application) -> None:
+    """Bokeh offers each page as a script too, with a session in it, that any other page may load and read."""
+    rules = app.wildcard_router.rules
+    rules[:] = [rule for rule in rules if not (isinstance(rule.target, type) and issubclass(rule.target, AutoloadJsHandler))]
 
 
 def send_at_once(app: Application) -> None:
@@ -291,13 +306,16 @@ def _but_closed_pages(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
 
 def _headers(origins: tuple[str, ...]) -> type[OutputTransform]:
     """What each answer says to the browser: who may put the page into a frame (its own origin, which is a proxy's where one is used, and
-    those that were configured), and that nothing is to be taken for what it is not called.
+    those that were configured), and that nothing is to be taken for what it is not called. Nothing lets pages of another origin read it:
+    behind a proxy too it is the page's own.
     """
     framing = " ".join(["frame-ancestors 'self'", *(origin for origin in origins if _ORIGIN.fullmatch(origin))])
 
     class Headers(OutputTransform):
         def transform_first_chunk(self, status_code: int, headers: HTTPHeaders, chunk: bytes, finishing: bool
                                   ) -> tuple[int, HTTPHeaders, bytes]:  # fmt: skip
+            for name in [name for name in headers if name.startswith("Access-Control-")]:
+                del headers[name]
             headers["Content-Security-Policy"] = framing
             headers["X-Content-Type-Options"] = "nosniff"
             if not origins:  # it knows no list, and old browsers know nothing else

@@ -12,7 +12,7 @@ from robustrl.core.fault_book import NEVER_FIRED, FaultView
 from robustrl.core.roles import PHASES
 
 from .presets import offered
-from .words import LONG, cut, in_phases
+from .words import BROKEN, LONG, cut, in_phases
 
 if TYPE_CHECKING:
     from .scene import Scene
@@ -56,7 +56,7 @@ def card(view: FaultView, t0: float, closed: str) -> dict[str, Any]:
         return {"n": view.fault, "masked": True, "planned": round(view.planned - t0, 2), "by": cut(view.by, 40)}
     outcome, reason, dead = view.outcome, cut(view.reason, LONG), view.outcome in NEVER_FIRED and not view.hits
     if closed and not view.settled and not outcome:
-        outcome, dead = ("unfinished", False) if view.hits else ("not_fired", True)
+        outcome, dead = ("unknown", False) if closed == BROKEN else ("unfinished", False) if view.hits else ("not_fired", True)
         reason = closed
 
     def at(t: float | None) -> float | None:

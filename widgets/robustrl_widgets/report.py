@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,7 +109,7 @@ def _find(entries: Sequence[ev.Entry], number: int | None, ghost: Ghost | None) 
 
 def _frames(entries: Sequence[ev.Entry], start: float, stop: float, every: float) -> list[dict[str, Any]]:
     scene, frames, t0, moment = Scene(), [], entries[0].t, start
-    scene.length = entries[-1].t - t0
+    scene.length = math.inf  # a recording, of whose end `_audited` tells
     for entry in entries:
         while entry.t - t0 > moment and moment <= stop:
             frames.append(scene.picture("board", moment))

@@ -20,7 +20,7 @@ from . import board, faults, metrics, player, recovery_text, thresholds, traject
 from .episodes import Episode, Episodes
 from .ghost import Race
 from .lanes import Lanes, chunked
-from .words import LONG, SHORT, closed, count, cut, seconds
+from .words import BROKEN, LONG, SHORT, broken_off, closed, count, cut, seconds
 
 _HISTORY = 40
 _STORY = 40
@@ -55,12 +55,21 @@ class Scene:
         """Seconds that the whole run took; known of a recording only."""
         self.lost = ""
         """Why nothing more comes although the log has no end: its host died. No entry says so, whoever follows the run does."""
+        self.last: ev.Entry | None = None
+        self.ended = False
+        """The log tells how the job ended, and of nobody who took it up again."""
         self.doubts: deque[str] = deque(maxlen=5)
         """Entries that cannot be."""
 
     def apply(self, entry: ev.Entry) -> None:
         """Takes the next entry in."""
+        self.last = entry
+        if isinstance(entry.event, ev.RunEnded | ev.RunResumed):
+            self.ended = isinstance(entry.event, ev.RunEnded)
         pull = self.state.pulls.get(entry.event.target) if isinstance(entry.event, ev.PullCommitted) else None
+        if self.state.seq and entry.seq > self.state.seq + 1:  # a log that was read in part: it goes on behind each hole
+            self.doubts.append(f"entries {self.state.seq + 1} to {entry.seq - 1} of the log are missing")
+            self.state.seq = entry.seq - 1
         try:
             self.state.apply(entry)
             self.detector.feed(entry)
@@ -160,17 +169,24 @@ class Scene:
         return self.state.t - self.state.t0
 
     @property
+    def broken(self) -> str:
+        """Of a recording, at the last moment of a log that does not tell how the job ended: that it breaks off, in words; else empty."""
+        if self.last is None or self.ended or not 0 < self.length <= self.last.t - self.state.t0:
+            return ""
+        return broken_off(self.last, self.state)
+
+    @property
     def status(self) -> str:
-        return "failed" if self.lost else self.state.status
+        return "failed" if self.lost else "unknown" if self.broken else self.state.status
 
     @property
     def over(self) -> bool:
-        return bool(self.lost) or self.state.over
+        return bool(self.lost or self.broken) or self.state.over
 
     @property
     def closed(self) -> str:
         """Why nothing can be done to the job any more, in words; empty while something can."""
-        return closed(bool(self.lost), self.state.over, self.state.status)
+        return BROKEN if self.broken else closed(bool(self.lost), self.state.over, self.state.status)
 
     @property
     def gone(self) -> float | None:
@@ -178,8 +194,12 @@ class Scene:
         return round(self.state.wall + self.t, 1) if self.lost else None
 
     def picture(self, view: str, now: float) -> Picture:
-        """Of one of `VIEWS`, at ``now`` seconds after the first entry. Of a job that is gone each of them says so (``gone``)."""
+        """Of one of `VIEWS`, at ``now`` seconds after the first entry. Of a job that is gone each of them says so (``gone``), and of a log
+        that breaks off (``broken``).
+        """
         drawn = VIEWS[view](self, now)
+        if broken := self.broken:
+            drawn = {**drawn, "broken": broken}
         return drawn if self.gone is None else {**drawn, "gone": self.gone}
 
     def shown_pulls(self, now: float) -> dict[str, Picture]:

@@ -173,9 +173,9 @@ FORMS: dict[str, Callable[[Scene, float], str]] = {
 
 
 def form(view: str, scene: Scene, now: float) -> str:
-    """The form of a view; of a job that is gone it says so, as the live views do."""
+    """The form of a view; of a job that is gone, and of a log that breaks off, it says so, as the live views do."""
     if scene.gone is None:
-        return FORMS[view](scene, now)
+        return (f"<div><b>{text(scene.broken)}</b></div>" if scene.broken else "") + FORMS[view](scene, now)
     since = time.strftime("%H:%M:%S", time.localtime(scene.gone))
     return f"<div><b>The job is gone since {since}: what you see is its last state.</b></div>{FORMS[view](scene, now)}"
 

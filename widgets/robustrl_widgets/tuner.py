@@ -2,8 +2,8 @@
 
 Promised: of settings that come while one is judged only the last is judged; a move waits for at most one other judgement, on a server for
 those of other pages (tuning_stock.py), and never for a point; nothing that a page sends is trusted; applying a setting to the live job
-needs the instructor's right; of a hidden fault nothing is told. The thread begins with the first command and ends when the tuner is
-closed; no callback is called under a lock. Left out: drawing, and how a picture travels (channel.py).
+needs the instructor's right; of a hidden fault nothing is told. The thread begins with a command, and ends when nothing is left to do,
+nobody looks any more, or the tuner is closed; no callback is called under a lock. Left out: drawing, how a picture travels (channel.py).
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ _JOB_EVERY = 1.0
 """Seconds between two looks at whether the job is still there, at most."""
 _QUIET = 0.4
 """Seconds without a command before a further point is made: a hand that moves a slider pauses for less, and would find it half made."""
+_IDLE = 5.0
+"""Seconds after which the thread ends when there is nothing to do."""
 log = logging.getLogger(__name__)
 
 Sources = Mapping[str, Callable[[], tuple[Sequence[Run], Thresholds | None]]]
@@ -89,7 +91,7 @@ class Tuner:
         self._stock, self._may_load, self._guest = stock or Stock(), may_load, stock is not None and right < Right.INSTRUCTOR
         self._orders: deque[tuple[Command, Callable[[Answer], None]]] = deque()
         self._wake = threading.Condition()
-        self._closed = False
+        self._closed = self._resting = False
         self._thread: threading.Thread | None = None
         self._done = 0.0
         """When the last command had been carried out."""
@@ -136,17 +138,30 @@ class Tuner:
 
     def _order(self, command: Command, answer: Callable[[Answer], None]) -> bool:
         """False: too many wait."""
-        needed = None
         with self._wake:
             if len(self._orders) >= 64:
                 return False
             self._orders.append((command, answer))
             self._wake.notify()
+        self._begin()
+        return True
+
+    def _begin(self) -> None:
+        needed = None
+        with self._wake:
             if self._thread is None and not self._closed:
                 needed = self._thread = threading.Thread(target=self._run, name="robustrl-tuner", daemon=True)
         if needed is not None:  # outside the lock: whoever starts a thread waits for its first steps
             needed.start()
-        return True
+
+    def rest(self, resting: bool) -> None:
+        """Whether nobody looks at the page: then no further point is made, and the job is not watched. Commands are carried out as ever."""
+        with self._wake:
+            begin = self._resting and not resting
+            self._resting = resting
+            self._wake.notify()
+        if begin:
+            self._begin()
 
     def close(self, wait: float = 10.0) -> None:
         """Ends the thread; waits for its end for at most ``wait`` seconds. A second time takes no lock: the garbage collector may call."""
@@ -162,19 +177,28 @@ class Tuner:
 
     # -- the thread ---
 
+    def _orders_or_leisure(self) -> list[tuple[Command, Callable[[Answer], None]]] | None:
+        """What is to be carried out; none: there is leisure for a point, or news of the job; None: the thread is to end."""
+        with self._wake:
+            idle = False
+            while not self._closed and not self._orders:
+                behind, watched = self._behind(), self._job is not None and not self._fate[0]
+                pause = self._done + _QUIET - time.monotonic() if behind else _JOB_EVERY
+                if self._resting or not (behind or watched):
+                    if idle:
+                        self._thread = None
+                        return None
+                    idle = not self._wake.wait(_IDLE)
+                elif pause <= 0 or fate(self._job) != self._fate:
+                    break
+                else:
+                    self._wake.wait(min(_JOB_EVERY, pause) if watched else pause)
+            orders = list(self._orders)
+            self._orders.clear()
+            return None if self._closed else orders
+
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not self._closed and not self._orders:
-                    pause = self._done + _QUIET - time.monotonic() if self._behind() else None
-                    if (pause is not None and pause <= 0) or fate(self._job) != self._fate:
-                        break
-                    watched = self._job is not None and not self._fate[0]
-                    self._wake.wait(min(_JOB_EVERY, _JOB_EVERY if pause is None else pause) if watched else pause)
-                if self._closed:
-                    return
-                orders = list(self._orders)
-                self._orders.clear()
+        while (orders := self._orders_or_leisure()) is not None:
             last = max((i for i, (command, _) in enumerate(orders) if command.verb == "set"), default=-1)
             for i, (command, answer) in enumerate(orders):
                 stale = command.verb == "set" and i < last

@@ -34,7 +34,7 @@ _PATIENCE = 3.0
 class TuningLab(Live):
     """``runs``: a job (what it has recorded when it is loaded), runs, or the path of one. ``base``: what the sliders begin with; by default
     the job's present settings; without a job those in force at the end of the first run, or the lab's if the runs are too short for those.
-    ``close()`` ends it.
+    ``close()`` ends it. One that is seen nowhere any more, as its cell was run again, rests until it is looked at, or told something.
     """
 
     _esm = assets.esm("tuning")
@@ -51,14 +51,19 @@ class TuningLab(Live):
                 raise ConfigError("runs", runs, "must be a job, a run or several, or the path of one")
             name = "these runs" if len(found) > 1 else found[0].name
             sources = {name: lambda: (found, None)}
-        super().__init__()
+        super().__init__(_view_count=0)  # from here on its pages count in how many places it is seen
         _take_clicks_while_a_cell_runs(self.comm)
         self.tuner = Tuner({**sources, **bundled()}, self._show, job=job, right=Right.INSTRUCTOR, base=base, load=name)
         self.observe(self._commanded, "command")
+        self.observe(self._counted, "_view_count")
 
     def _commanded(self, change: Any) -> None:
         if change["new"]:
             self.tuner.take(change["new"], self._answer)
+
+    def _counted(self, change: Any) -> None:
+        """A page that was loaded anew has not said that it looks no more: then the lab is taken for one that is seen."""
+        self.tuner.rest(change["new"] == 0)
 
     def _answer(self, answer: Answer) -> None:
         if self.comm is not None and answer["id"]:

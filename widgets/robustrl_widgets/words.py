@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from datetime import UTC, datetime
 from functools import lru_cache
 
+from robustrl.core import events as ev
 from robustrl.core.roles import Phase, RoleKind, RoleState
 from robustrl.core.run_state import RunState
+from robustrl.replay.reading import LATEST
 
 _UP = (RoleState.HEALTHY, RoleState.SUSPECT)
 SHORT, LONG = 160, 2000
@@ -30,6 +33,7 @@ PHASES = {phase.value: phase.value.replace("_", " ") for phase in Phase} | {
     "waiting_tool": "waiting for a tool",
 }
 """What each phase is called, in all views: the pages have this table too (assets.py)."""
+BROKEN = "the log breaks off"
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 """With which a terminal is told to colour, to move, or what to call itself."""
 _PLUMBING = re.compile(r"ray::|Traceback \(most recent call last\)")
@@ -97,6 +101,16 @@ def last_live(state: RunState, role: str) -> bool:
     if view is None or view.kind is not RoleKind.ROLLOUT or view.state not in _UP:
         return False
     return not any(other.kind is RoleKind.ROLLOUT and other.state in _UP and other is not view for other in state.roles.values())
+
+
+def broken_off(last: ev.Entry, state: RunState) -> str:
+    """Of a log that ends with ``last``, and not with the job."""
+    passed, role, event = last.t - state.t0, getattr(last.event, "role", None), last.event.__struct_config__.tag
+    wall = state.wall + passed
+    clock = f" ({datetime.fromtimestamp(wall, UTC):%Y-%m-%d %H:%M:%S} UTC)" if state.wall > 0 and wall <= LATEST else ""
+    decided = f" That it should end as {cut(state.ending, 40)} had been decided." if state.ending else ""
+    return (f"The log breaks off here, {seconds(passed)} after its first entry{clock}: its last entry is {event}"
+            f"{f' of {cut(role, 40)}' if role else ''}.{decided} What became of the job is not known.")
 
 
 def closed(lost: bool, over: bool, status: str) -> str:

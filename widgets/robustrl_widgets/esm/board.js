@@ -13,7 +13,7 @@ const tone = (role) => {
 };
 const phase_word = (role) => (role.state === "healthy" || role.state === "suspect" || role.state === "stale") && role.phase ? ` \u00b7 ${phase_name(role.phase)}` : "";
 
-const over = (job) => ["done", "stopped", "failed"].includes(job.status);
+const over = (job) => ["done", "stopped", "failed", "unknown"].includes(job.status);  // unknown: a recording's log breaks off
 const sentence = (text) => text && !/[.!?\u2026]$/.test(text) ? `${text}.` : text ?? "";
 
 function render({ model, el }) {
@@ -62,6 +62,7 @@ function render({ model, el }) {
     let text;
     if (view.silent()) text = [h("b", {}, "How it was when it was last heard of: "), `${job.status}, optimizer step ${job.step}, ${well} of ${count} roles well.`];
     else if (job.lost) text = [h("b", {}, `The job broke off after optimizer step ${job.step}`), `: ${sentence(job.reason)}`];
+    else if (picture.broken) text = [h("b", {}, "How it was when the log breaks off: "), `optimizer step ${job.step} of ${job.steps || "?"}, ${well} of ${count} roles well. What became of it is not known.`];
     else if (over(job)) {
       const healed = job.recoveries ? ` ${job.recoveries} ${job.recoveries === 1 ? "failure" : "failures"} on the way.` : "";
       text = [h("b", {}, `The job is ${job.status}`), ` at optimizer step ${job.step}.${healed} ${job.status === "failed" ? sentence(job.reason) : ""}`];
@@ -75,11 +76,11 @@ function render({ model, el }) {
       text = [...parts, `. The other ${well} roles go on.`];
     } else if (job.status === "starting") text = [h("b", {}, `${count} ${count === 1 ? "role" : "roles"}`), count === 1 ? " is starting." : " are starting."];
     else text = [h("b", {}, `All ${count} roles are well.`), ["STUDENT", "INSTRUCTOR"].includes(model.get("right")) ? " Click one to see what it did, or to make it fail." : " Click one to see what it did."];
-    say.className = `say ${view.silent() ? "" : ["done", "stopped"].includes(job.status) ? "ended" : ill.length || job.status === "failed" ? "ill" : ""}`;
+    say.className = `say ${view.silent() ? "" : ["done", "stopped", "unknown"].includes(job.status) ? "ended" : ill.length || job.status === "failed" ? "ill" : ""}`;
     say.replaceChildren(...text);
     more.style.display = job.details && over(job) ? "" : "none";
     set_text(words, job.details ?? "");
-    nodes.classList.toggle("last", Boolean(job.lost));
+    nodes.classList.toggle("last", Boolean(job.lost || picture.broken));
     for (const warning of job.warnings ?? []) say.append(h("div", { class: "mut" }, `\u26a0 ${warning}`));
   };
 

@@ -83,12 +83,13 @@ const open_view = (model, el, name, draw, tick, at_once = false) => {
     if (now === silent) return;
     silent = now;
     root.classList.toggle("silent", silent);
-    alarm(merge(picture ?? {}, delta.patch ?? {}).gone);
+    alarm(merge(picture ?? {}, delta.patch ?? {}));
     soon();
   };
   // A host that died sends no silence: whoever follows its job knows, says so in the picture (`gone`), and stops the clock.
-  const alarm = (since) => {
-    const what = typeof since === "number" ? `The job is gone since ${new Date(1000 * since).toTimeString().slice(0, 8)}: what you see is its last state.` : silent ? "silent" : "";
+  // So does the log of a recording that breaks off before the job's end (`broken`).
+  const alarm = ({ gone: since, broken }) => {
+    const what = typeof since === "number" ? `The job is gone since ${new Date(1000 * since).toTimeString().slice(0, 8)}: what you see is its last state.` : broken ? broken : silent ? "silent" : "";
     if (what === told) return;
     told = what;
     gone.replaceChildren(...(what === "silent" ? ["No news", quiet, ": the kernel or the job is gone, this is the last picture."] : [what]));
@@ -99,7 +100,7 @@ const open_view = (model, el, name, draw, tick, at_once = false) => {
     if (closed || !take()) return;
     watch();
     const now = merge(picture, delta.patch ?? {});
-    alarm(now.gone);
+    alarm(now);
     try { draw(now); tick?.(); } catch (error) { console.error(`robustrl ${name}:`, error); }
   };
   const soon = () => { if (!waiting && !closed) { waiting = true; requestAnimationFrame(paint); } };

@@ -1,5 +1,5 @@
 // FaultPanel: order a fault, see each as a card that runs through its five stages, abort it, reveal a hidden one.
-const OUTCOMES = { not_fired: "never fired", refused: "refused", vanished: "its target vanished", aborted: "called off", over: "over", unfinished: "not over when the job ended" };
+const OUTCOMES = { not_fired: "never fired", refused: "refused", vanished: "its target vanished", aborted: "called off", over: "over", unfinished: "not over when the job ended", unknown: "how it went on is not known" };
 const MARKS = ["planned", "injected", "detected", "recovered", "confirmed"];
 
 function render({ model, el }) {
