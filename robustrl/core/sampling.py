@@ -9,6 +9,7 @@ them.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -74,7 +75,7 @@ class Sampler:
     def __init__(self, role: str, incarnation: int, floor: float = 0.05, marks: Iterable[float] = ()) -> None:
         self.role, self.incarnation = role, incarnation
         self._meter = ActivityMeter(floor)
-        self._marks: tuple[float, ...] = ()
+        self._marks: list[float] = []
         self._key: tuple[object, ...] = ()
         self._phase: object = None
         self._looked: float | None = None
@@ -88,7 +89,7 @@ class Sampler:
     def configure(self, floor: float, marks: Iterable[float]) -> None:
         """From the next look on."""
         self._meter.floor = floor
-        self._marks = tuple(marks)
+        self._marks = sorted(marks)
 
     def _shift(self, seconds: float) -> None:
         self._phase_since += seconds
@@ -115,17 +116,19 @@ class Sampler:
         if progress != self._progress or phase in QUIET or (generating and not pending):
             self._progress, self._progress_since = progress, now
         self._lag = max(self._lag, loop_age)
-        ages = [round(age, 4) for age in (now - self._phase_since, now - self._meter.last, now - self._progress_since, loop_age)]
-        works = phase not in QUIET and spell != "serve"
-        passed = tuple(sum(mark <= age for mark in self._marks) for age in (ages if works else ages[3:]))
-        if works:
-            passed += (ages[1] >= _WENT_QUIET,)
-        key = (spell, step, version, passed)
+        marks, loop_age = self._marks, round(loop_age, 4)
+        phase_age, active_age = round(now - self._phase_since, 4), round(now - self._meter.last, 4)
+        progress_age = round(now - self._progress_since, 4)
+        key: tuple[object, ...] = spell, step, version, bisect_right(marks, loop_age)
+        if phase not in QUIET and spell != "serve":
+            passed = bisect_right(marks, phase_age), bisect_right(marks, active_age), bisect_right(marks, progress_age)
+            key += (*passed, active_age >= _WENT_QUIET)
         if key == self._key and now // KEEP_ALIVE == self._logged // KEEP_ALIVE:  # of all roles of a node at the same look: one message
             return None
         self._key, self._logged = key, now
         lag, self._lag = self._lag, 0.0
         return ev.RoleSample(
             role=self.role, incarnation=self.incarnation, phase=phase.value, progress=progress, pending=pending, step=step, version=version,
-            loop_age=ages[3], cpu=cpu, phase_age=ages[0], active_age=ages[1], progress_age=ages[2], lag=round(lag, 4), process=process(),
+            loop_age=loop_age, cpu=cpu, phase_age=phase_age, active_age=active_age, progress_age=progress_age, lag=round(lag, 4),
+            process=process(),
         )  # fmt: skip

@@ -1,7 +1,8 @@
 """A host for tests of the client: plays a made-up log over the real protocol, as far as it is told. Run as ``fake_host.py RUN_DIR``.
 
 ``FAKE_HOST`` in the environment: ``refuse`` (leaves a ConfigError, as a check before the start does), ``die`` (ends without a word),
-``deaf`` (ignores stop), ``play`` (goes to the end by itself), ``fail`` (fails by itself).
+``deaf`` (ignores stop), ``late`` (does nothing before there is a file ``go`` in the run's directory), ``play`` (goes to the end by itself),
+``fail`` (fails by itself).
 Verbs: advance(step), finish(), fail(reason), vanish(), stop(reason), pause(), logs(role, lines), save_pretrained(path).
 """
 
@@ -36,6 +37,8 @@ class FakeHost:
         self.end = asyncio.Event()
 
     async def main(self) -> None:
+        while MODE == "late" and not (self.run_dir / "go").exists():
+            await asyncio.sleep(0.01)
         registry.temp_dir(self.file.run).mkdir()  # and none in shared memory: tests kill this host, and nobody cleans up after it
         self.play(until=ev.TrajectoriesStarted)
         server = await wire.listen(f"unix:{registry.socket_path(self.file.run)}", self.serve)

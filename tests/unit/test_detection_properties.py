@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import random
 import statistics
+from collections.abc import Callable
 from itertools import groupby
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,8 +22,20 @@ from robustrl.core.thresholds import Thresholds
 
 LAB = Thresholds.lab()
 SEEDS = st.integers(0, 2**32)
-FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 KINDS = ["kill", "exception", "freeze", "wedge", "hang", "dry", "slow", "lag", "long_token", "peer_gone"]
+
+FEW = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+OF_MANY: list[Any] = []
+
+
+def holds(*jobs: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A property of a few jobs, each of which is half a minute of ten roles; in the soak, of more."""
+
+    def made(test: Callable[..., None]) -> Callable[..., None]:
+        OF_MANY.append(pytest.param(settings(FEW, max_examples=40)(given(*jobs)(test)), id=test.__name__))
+        return FEW(given(*jobs)(test))
+
+    return made
 
 
 def troubled(seed: int, seconds: float = 30.0, offsets: bool = False, changes: bool = True) -> World:
@@ -45,8 +59,7 @@ def troubled(seed: int, seconds: float = 30.0, offsets: bool = False, changes: b
     return world
 
 
-@FEW
-@given(SEEDS, st.floats(0.0, 0.9))
+@holds(SEEDS, st.floats(0.0, 0.9))
 def test_without_a_fault_and_within_the_thresholds_nobody_is_called_failed(seed, share):
     """Phases, tools, first steps, freezes and pauses each take up to ``share`` of what their thresholds allow."""
     dice = random.Random(seed)
@@ -80,8 +93,7 @@ def test_without_a_fault_and_within_the_thresholds_nobody_is_called_failed(seed,
     assert world.dispatched > 0, "the job went on"
 
 
-@FEW
-@given(SEEDS)
+@holds(SEEDS)
 def test_a_recorded_log_gives_the_live_verdicts(seed):
     world = troubled(seed)
     lines = [ev.encoder.encode(entry) for entry in world.entries]
@@ -94,8 +106,7 @@ def test_a_recorded_log_gives_the_live_verdicts(seed):
     assert [verdict for verdict in again if verdict not in on_its_way] == sorted(live, key=again.index)
 
 
-@FEW
-@given(SEEDS, SEEDS)
+@holds(SEEDS, SEEDS)
 def test_the_order_of_simultaneous_signals_changes_nothing(seed, order):
     """Times are made coarse, so that many entries share one; those of different sources then swap places."""
     movable = (ev.RoleSample, ev.ProcessExited, ev.ErrorRaised, ev.PeerGone, ev.NodeLost, ev.Tick, ev.StepMetrics, ev.PullCommitted,
@@ -159,8 +170,7 @@ def test_what_is_usual_among_peers_is_the_median_of_those_who_are_well_at_that_m
     assert Plain.asked > 1000
 
 
-@FEW
-@given(SEEDS)
+@holds(SEEDS)
 def test_clocks_that_are_wrong_change_no_verdict(seed):
     def said(world: World) -> list[tuple[str, int, str, str, float, float]]:
         return [(v.role, v.incarnation, v.kind, v.rule, round(v.due, 2), round(v.seen, 2)) for v in world.verdicts]
@@ -168,8 +178,7 @@ def test_clocks_that_are_wrong_change_no_verdict(seed):
     assert said(troubled(seed, offsets=True)) == said(troubled(seed))
 
 
-@FEW
-@given(SEEDS)
+@holds(SEEDS)
 @example(62370)  # the supervisor dies after a heartbeat was sent
 def test_no_deadline_is_missed(seed):
     world = troubled(seed)
@@ -240,3 +249,9 @@ def test_the_suite_itself_finds_what_is_wrong():
         assert len(wrong) == 1 and words in wrong[0], (scenario.name, wrong)
     with pytest.raises(ValueError, match="rollout-9: there is no such role"):
         run_scenario(Scenario("nobody", (Fault("kill", "rollout-9"),)), 5)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("of_many", OF_MANY)
+def test_also_of_many_jobs(of_many):
+    of_many()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,8 +13,10 @@ from robustrl.engines.base import Delta, Engine, Request, make_engine
 from robustrl.errors import ConfigError, WeightsError
 from robustrl.rl.models import load_model, load_tokenizer, resolve_model
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+if TYPE_CHECKING:
+    import torch
+
+pytestmark = [pytest.mark.usefixtures("with_torch"), pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")]
 
 TINY = resolve_model("tiny")
 PROMPTS = ["3*7+5-2*4=", "1+2=", "<3*7=1+5", "9-9-9-9-9-9=", "7+"]

@@ -53,17 +53,18 @@ def start(tmp_path: Path) -> Any:
 
 
 def tell(job: robustrl.Job, verb: str, **args: Any) -> None:
-    job._call(verb, 5.0, **args)
+    job._call(verb, 30.0, **args)
 
 
 def _sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 
 
-def test_launch_returns_at_once_and_leaves_all_that_the_host_needs(start, tmp_path):
-    begin = time.monotonic()
-    job = start(name="alpha")
-    assert time.monotonic() - begin < 3.0  # the goal is 1 s: `bench api`
+def test_launch_returns_at_once_and_leaves_all_that_the_host_needs(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_HOST", "late")
+    job, begin = start(name="alpha"), time.monotonic()
+    assert not registry.socket_path(job.run).exists(), "it has waited for nothing that the host does"
+    (job.run_dir / "go").touch()
     assert job.run_dir.parent == tmp_path / "runs" and job.run_dir.name.startswith("alpha-")
     assert (tmp_path / "runs" / "latest").resolve() == job.run_dir
     assert json.loads((job.run_dir / "config.json").read_text())["steps"] == 3
@@ -100,12 +101,12 @@ def test_a_wait_that_times_out_says_how_far_it_came(start):
         job.wait(step=3, timeout=0.1)
 
 
-@pytest.mark.parametrize("timeout", [-1.0, float("nan"), "x", True])
-def test_a_timeout_that_is_no_length_of_time_is_refused(start, timeout):
+def test_a_timeout_that_is_no_length_of_time_is_refused(start):
     job = start()
-    for verb in (job.wait, job.pause, job.stop):
-        with pytest.raises(ConfigError, match=f"timeout = {timeout!r}: must be seconds, 0 or more"):
-            verb(timeout=timeout)
+    for timeout in (-1.0, float("nan"), "x", True):
+        for verb in (job.wait, job.pause, job.stop):
+            with pytest.raises(ConfigError, match=f"timeout = {timeout!r}: must be seconds, 0 or more"):
+                verb(timeout=timeout)
 
 
 def test_interrupting_a_wait_leaves_the_job_running_and_says_so(start):
@@ -158,7 +159,7 @@ def test_a_job_that_ends_before_the_awaited_step_does_not_leave_its_waiter(start
     threading.Timer(0.2, job.stop).start()
     with pytest.raises(JobFailed, match="stopped before step 2, at step 1"):
         job.wait(step=2, timeout=10)
-    assert job.wait(timeout=5).status == "stopped"
+    assert job.wait(timeout=30).status == "stopped"
 
 
 def test_what_the_host_refuses_before_the_start_comes_up_with_its_class(start, monkeypatch):
@@ -340,12 +341,12 @@ def test_what_is_of_another_kind_is_named_before_anything_starts(settings, field
     assert not registry.live_jobs()
 
 
-@pytest.mark.parametrize(
-    ("verb", "argument"), [("inject", 5), ("inject", Kill), ("schedule", Kill("rollout")), ("wait", "x"), ("wait", -1), ("wait", True)]
-)
-def test_an_argument_of_another_kind_is_named(start, verb, argument):
-    with start() as job, pytest.raises(ConfigError, match="must be a"):
-        getattr(job, verb)(argument)
+def test_an_argument_of_another_kind_is_named(start):
+    wrong = [("inject", 5), ("inject", Kill), ("schedule", Kill("rollout")), ("wait", "x"), ("wait", -1), ("wait", True)]
+    with start() as job:
+        for verb, argument in wrong:
+            with pytest.raises(ConfigError, match="must be a"):
+                getattr(job, verb)(argument)
 
 
 @pytest.mark.parametrize("target", [5, ["rollout-0"], None])
@@ -505,20 +506,21 @@ def test_nothing_is_left_of_the_trial_of_a_path(tmp_path):
 
 
 _LIGHT = """
-import sys, time
-begin = time.perf_counter()
+import sys
+before = set(sys.modules)
 import robustrl
-seconds = time.perf_counter() - begin
-dir(robustrl); robustrl.launch; robustrl.attach; robustrl.JobConfig
+dir(robustrl)
+print(sorted(name for name in set(sys.modules) - before if name.partition(".")[0] not in sys.stdlib_module_names))
+robustrl.launch; robustrl.attach; robustrl.JobConfig
 import robustrl.cli, robustrl.display
-print(seconds, sorted({"torch", "ray", "vllm", "ucxx", "numpy", "pandas", "transformers"} & set(sys.modules)))
+print(sorted({"torch", "ray", "vllm", "ucxx", "numpy", "pandas", "transformers"} & set(sys.modules)))
 """
 
 
 def test_importing_is_light():
-    done = subprocess.run([sys.executable, "-c", _LIGHT], capture_output=True, text=True, check=True).stdout.split(maxsplit=1)
-    assert float(done[0]) < 0.6  # the goal is 0.2 s: `bench api`
-    assert done[1].strip() == "[]"
+    """What it brings is counted; how long that takes is measured by `bench api`."""
+    done = subprocess.run([sys.executable, "-c", _LIGHT], capture_output=True, text=True, check=True).stdout
+    assert done.splitlines() == ["['robustrl']", "[]"]
 
 
 def test_a_kernel_that_launches_stays_light(tmp_path, home):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,9 +31,19 @@ def recorded(seed: int, *faults: Fault, seconds: float = 30.0) -> Run:
     return run
 
 
-HUNG = recorded(3, Fault("freeze", "rollout-0", seconds=12.0, phase="decode"))
-DEAD_TRAINER = recorded(4, Fault("freeze", "trainer-0", seconds=12.0, phase="train"))
-HEALTHY = recorded(5, seconds=20.0)
+@cache
+def hung() -> Run:
+    return recorded(3, Fault("freeze", "rollout-0", seconds=12.0, phase="decode"))
+
+
+@cache
+def dead_trainer() -> Run:
+    return recorded(4, Fault("freeze", "trainer-0", seconds=12.0, phase="train"))
+
+
+@cache
+def healthy() -> Run:
+    return recorded(5, seconds=20.0)
 
 
 def is_sound(run: Run, path: Path) -> None:
@@ -41,8 +53,9 @@ def is_sound(run: Run, path: Path) -> None:
     assert list(again.entries) == list(run.entries) and not again.problems
 
 
-@pytest.mark.parametrize("run", [HUNG, DEAD_TRAINER], ids=["rollout", "trainer"])
-def test_an_excerpt_says_what_the_cut_says(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("made", [hung, dead_trainer], ids=["rollout", "trainer"])
+def test_an_excerpt_says_what_the_cut_says(made: Callable[[], Run], tmp_path: Path) -> None:
+    run = made()
     (mark,) = run.truth
     start, end = mark.start - run.begin - 3.0, min(run.seconds, mark.end - run.begin + 3.0)
     part, small = run.cut(start, end), run.excerpt(start, end, "small")
@@ -55,31 +68,31 @@ def test_an_excerpt_says_what_the_cut_says(run: Run, tmp_path: Path) -> None:
 
 
 def test_an_excerpt_knows_who_lives_and_which_settings_hold() -> None:
-    small = HEALTHY.excerpt(10.0, 15.0)
-    assert small.roles == HEALTHY.roles and small.thresholds[-1][1] == PATIENT
-    assert small.begin >= HEALTHY.begin + 10.0 - 2.0 and [entry.seq for entry in small.entries] == list(range(1, len(small.entries) + 1))
+    small = healthy().excerpt(10.0, 15.0)
+    assert small.roles == healthy().roles and small.thresholds[-1][1] == PATIENT
+    assert small.begin >= healthy().begin + 10.0 - 2.0 and [entry.seq for entry in small.entries] == list(range(1, len(small.entries) + 1))
     assert not replay(small, LAB).outcomes
 
 
 @pytest.mark.parametrize("factor", [0.5, 10.0, 100.0])
 def test_a_stretched_run_is_a_log_and_its_node_agents_speak_at_their_usual_pace(factor: float, tmp_path: Path) -> None:
-    run = stretch(HUNG, factor)
+    run = stretch(hung(), factor)
     is_sound(run, tmp_path / "long.jsonl.gz")
-    assert run.seconds == pytest.approx(factor * HUNG.seconds) and run.truth[0].lasts == pytest.approx(12.0 * factor)
+    assert run.seconds == pytest.approx(factor * hung().seconds) and run.truth[0].lasts == pytest.approx(12.0 * factor)
     times = [entry.t for entry in run.entries if isinstance(entry.event, ev.RoleSample) and entry.event.role == "rollout-0"]
     assert max(b - a for a, b in zip(times, times[1:], strict=False)) <= 1.5 * KEEP_ALIVE
 
 
 def test_a_fault_is_found_after_as_many_seconds_however_slow_the_job() -> None:
     settings = LAB.updated({"rollout.grace": 300.0})
-    usual = replay(HUNG, settings).delays
+    usual = replay(hung(), settings).delays
     for factor in (10.0, 100.0):
-        assert replay(stretch(HUNG, factor), settings).delays == pytest.approx(usual, abs=2.5)
+        assert replay(stretch(hung(), factor), settings).delays == pytest.approx(usual, abs=2.5)
 
 
 def test_seconds_that_fit_a_fast_job_cry_wolf_in_a_slow_one_and_multiples_do_not() -> None:
-    slow = stretch(HEALTHY, 100.0)
-    assert not replay(HEALTHY, LAB).false_alarms
+    slow = stretch(healthy(), 100.0)
+    assert not replay(healthy(), LAB).false_alarms
     assert replay(slow, LAB).false_alarms
     scaled = LAB.updated({path: 100.0 * LAB.get(path) for path in ("job.stall", "trainer.no_compute", "trainer.no_marks", "trainer.silent",
                           "trainer.grace", "rollout.no_tokens", "rollout.wedged", "rollout.grace", "job.process_group")})  # fmt: skip
@@ -87,16 +100,16 @@ def test_seconds_that_fit_a_fast_job_cry_wolf_in_a_slow_one_and_multiples_do_not
 
 
 def test_jitter_is_seeded_and_keeps_what_happened(tmp_path: Path) -> None:
-    one, again, other = jitter(HUNG, 1), jitter(HUNG, 1), jitter(HUNG, 2)
+    one, again, other = jitter(hung(), 1), jitter(hung(), 1), jitter(hung(), 2)
     assert list(one.entries) == list(again.entries) != list(other.entries)
     is_sound(one, tmp_path / "jittered.jsonl.gz")
     assert [mark.role for mark in one.truth] == ["rollout-0"] and len(replay(one, LAB).detected) == 1
-    assert 0.5 * HUNG.seconds <= one.seconds <= 2.0 * HUNG.seconds
-    assert jitter(HUNG, 7, most=1.0).seconds == pytest.approx(HUNG.seconds)
+    assert 0.5 * hung().seconds <= one.seconds <= 2.0 * hung().seconds
+    assert jitter(hung(), 7, most=1.0).seconds == pytest.approx(hung().seconds)
 
 
 def test_spliced_pieces_are_one_log_with_all_their_truth(tmp_path: Path) -> None:
-    pieces = [run.excerpt(4.0, 28.0) for run in (HUNG, DEAD_TRAINER)] + [HEALTHY.excerpt(4.0, 12.0)]
+    pieces = [run.excerpt(4.0, 28.0) for run in (hung(), dead_trainer())] + [healthy().excerpt(4.0, 12.0)]
     run = splice(pieces, 6, seed=3)
     is_sound(run, tmp_path / "spliced.jsonl.gz")
     assert list(run.entries) == list(splice(pieces, 6, seed=3).entries)
@@ -107,9 +120,9 @@ def test_spliced_pieces_are_one_log_with_all_their_truth(tmp_path: Path) -> None
 def test_what_makes_no_sense_is_refused() -> None:
     for wrong in (0.0, -1.0, float("inf")):
         with pytest.raises(ConfigError, match="factor"):
-            stretch(HEALTHY, wrong)
+            stretch(healthy(), wrong)
     with pytest.raises(ConfigError, match="most"):
-        jitter(HEALTHY, 1, most=0.5)
+        jitter(healthy(), 1, most=0.5)
     with pytest.raises(ConfigError, match="pieces"):
         splice([], 3, seed=1)
 
@@ -117,20 +130,20 @@ def test_what_makes_no_sense_is_refused() -> None:
 def test_what_would_not_end_is_refused_before_it_begins() -> None:
     for factor in (1e9, 1e300, 2e6):
         with pytest.raises(ConfigError, match=r"factor = .*: must be at most \d.* for this run: more than 2,500,000 samples are not made"):
-            stretch(HEALTHY, factor)
+            stretch(healthy(), factor)
     with pytest.raises(ConfigError, match="most = 1e.300: could make .* and more than 2,500,000"):
-        jitter(HEALTHY, 1, most=1e300)
+        jitter(healthy(), 1, most=1e300)
     with pytest.raises(ConfigError, match="count = 1000000000: must be a whole number of at least 1 and at most 10,000"):
-        splice([HEALTHY], 10**9, seed=1)
+        splice([healthy()], 10**9, seed=1)
     with pytest.raises(ConfigError, match="count = 10000: would make"):
-        splice([HEALTHY], 10_000, seed=1)
+        splice([healthy()], 10_000, seed=1)
 
 
 @pytest.mark.parametrize("value", ["2", None, True, [2], float("nan")])
 def test_what_is_no_number_is_named(value: object) -> None:
     with pytest.raises(ConfigError, match="factor = "):
-        stretch(HEALTHY, value)  # type: ignore[arg-type]
+        stretch(healthy(), value)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="most = "):
-        jitter(HEALTHY, 1, most=value)  # type: ignore[arg-type]
+        jitter(healthy(), 1, most=value)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="count = "):
-        splice([HEALTHY], value, seed=1)  # type: ignore[arg-type]
+        splice([healthy()], value, seed=1)  # type: ignore[arg-type]

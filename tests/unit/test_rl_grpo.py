@@ -5,16 +5,29 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from robustrl.config import GRPOConfig
 from robustrl.core.roles import Phase
 from robustrl.errors import ConfigError, TrainingError
-from robustrl.rl import grpo
-from robustrl.rl.learner import Learner
 from robustrl.rl.trajectory import Trajectory, decode, encode
+
+if TYPE_CHECKING:
+    import torch
+
+    from robustrl.rl import grpo
+    from robustrl.rl.learner import Learner
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported(request: pytest.FixtureRequest, with_torch: None) -> None:
+    """What brings torch, under its name in this module."""
+    from robustrl.rl import grpo
+    from robustrl.rl.learner import Learner
+
+    request.module.grpo, request.module.Learner = grpo, Learner
 
 
 def make_batch(seed: int = 0, groups: int = 3, samples: int = 3, step: int = 1) -> list[Trajectory]:

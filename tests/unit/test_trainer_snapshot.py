@@ -10,12 +10,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from robustrl.config import JobConfig
 from robustrl.core.roles import Phase, RoleId
@@ -24,6 +23,11 @@ from robustrl.runtime import ranks
 from robustrl.runtime.snapshots import Gathered, Slot, SlotStore, fill_slot
 from robustrl.runtime.trainer import Trainer
 from robustrl.transport.manifest import layout_of
+
+if TYPE_CHECKING:
+    import torch
+
+pytestmark = pytest.mark.usefixtures("with_torch")
 
 
 class _Learner:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -12,7 +14,10 @@ import xxhash
 from robustrl.core.weights import Lease, Manifest
 from robustrl.transport.manifest import build_manifest, checksums, decode_manifest, fill, layout_of, tensors
 
-torch = pytest.importorskip("torch")
+if TYPE_CHECKING:
+    import torch
+
+pytestmark = pytest.mark.usefixtures("with_torch")
 
 
 def state() -> dict:
@@ -71,14 +76,14 @@ def test_checksums_are_those_of_the_chunks() -> None:
     assert checksums(data, 40) == [xxhash.xxh3_128_hexdigest(data[a:b].tobytes()) for a, b in ((0, 40), (40, 80), (80, 100))]
 
 
-@pytest.mark.parametrize(("change", "text"), [
-    ({"scale": None}, "tensor 'scale': missing"),
-    ({"scale": torch.ones(2)}, r"tensor 'scale': \(2,\) torch.float32, the layout has \(\) float32"),
-    ({"scale": torch.tensor(7)}, r"tensor 'scale': \(\) torch.int64"),
+@pytest.mark.parametrize(("scale", "text"), [
+    (lambda: None, "tensor 'scale': missing"),
+    (lambda: torch.ones(2), r"tensor 'scale': \(2,\) torch.float32, the layout has \(\) float32"),
+    (lambda: torch.tensor(7), r"tensor 'scale': \(\) torch.int64"),
 ])
-def test_fill_names_the_tensor_that_does_not_fit(change: dict, text: str) -> None:
+def test_fill_names_the_tensor_that_does_not_fit(scale: Callable[[], Any], text: str) -> None:
     layout = layout_of(state())
-    named = {name: tensor for name, tensor in (state() | change).items() if tensor is not None}
+    named = {name: tensor for name, tensor in (state() | {"scale": scale()}).items() if tensor is not None}
     with pytest.raises(ValueError, match=text):
         fill(layout, named, np.zeros(layout.nbytes, np.uint8))
 

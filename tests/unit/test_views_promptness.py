@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from robustrl_widgets import jupyter_extension
-from robustrl_widgets.dashboard import send_at_once
 from tornado.httpserver import HTTPServer
 from tornado.web import Application
 from tornado.websocket import WebSocketHandler, websocket_connect
@@ -48,6 +47,8 @@ def _no_delay_of_a_page(extended: bool, prompt: bool) -> tuple[str, int]:
     async def connect() -> None:
         app = Application([("/", Handler)])
         if prompt:
+            from robustrl_widgets.dashboard import send_at_once  # it brings Panel
+
             send_at_once(app)
         http = HTTPServer(app)
         http.listen(0, "127.0.0.1")

@@ -16,7 +16,7 @@ from robustrl_widgets.feed import Feed
 from robustrl_widgets.sources import LiveRun, RecordedRun
 from robustrl_widgets.tuner import Tuner
 from robustrl_widgets.tuning_stock import Stock
-from test_replay_tuning import LAB, RUNS, SHARP, Page
+from test_replay_tuning import LAB, SHARP, Page, runs
 from views_log import FakeJob, failing_log
 
 from robustrl.replay.scoring import Case
@@ -27,7 +27,7 @@ class Loads:
 
     def __init__(self) -> None:
         self.of: list[str] = []
-        self.sources = {name: lambda name=name: (self.of.append(name), (RUNS, LAB))[1] for name in ("bundled", "now")}
+        self.sources = {name: lambda name=name: (self.of.append(name), (runs(), LAB))[1] for name in ("bundled", "now")}
 
 
 @pytest.fixture
@@ -138,16 +138,37 @@ def test_a_point_that_is_being_made_is_given_up_for_a_move_of_any_page_and_made_
     assert [changes for changes, _ in teacher.points[1:]] == to_come, "none was lost, none was made twice"
 
 
-def test_guests_rest_as_long_as_they_computed_and_nobody_waits_for_their_rest() -> None:
-    stock, began = Stock(), time.monotonic()
-    for _ in range(3):
+class Clock:
+    """Stands for the module time: who sleeps brings it forward. While a guest rests, an instructor's turn is to be had at once."""
+
+    now = 0.0
+
+    def __init__(self, stock: Stock) -> None:
+        self.stock, self.rests = stock, list[float]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.rests.append(seconds)
+        with self.stock.turn(False, point=True):  # of a turn that is taken it would raise GivenUp
+            pass
+
+
+def test_guests_rest_as_long_as_they_computed_and_nobody_waits_for_their_rest(monkeypatch) -> None:
+    stock = Stock()
+    clock = Clock(stock)
+    monkeypatch.setattr("robustrl_widgets.tuning_stock.time", clock)
+    clock.now = 100.0
+    for seconds in (0.1, 0.3, 60.0, 0.1):
         with stock.turn(True):
-            time.sleep(0.1)
-    assert time.monotonic() - began >= 0.5, "three turns and two rests"
-    began = time.monotonic()
+            clock.now += seconds
+    assert clock.rests == pytest.approx([0.0, 0.1, 0.3, 2.0]), "as long as the turn before, and never longer than two seconds"
+    began = clock.now
     with stock.turn(False):
         pass
-    assert time.monotonic() - began < 0.09
+    assert len(clock.rests) == 4 and clock.now == began, "an instructor rests for nobody"
     with pytest.raises(ValueError), stock.turn(True):
         raise ValueError
     with stock.turn(False):

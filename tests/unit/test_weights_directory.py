@@ -400,5 +400,10 @@ class Directory(RuleBasedStateMachine):
                 self.directory.release(lease.id)
 
 
-Directory.TestCase.settings = hypothesis_settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestDirectory = Directory.TestCase
+TestDirectory.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.soak
+class TestMuchOfADirectory(Directory.TestCase):
+    settings = hypothesis_settings(max_examples=600, stateful_step_count=40, deadline=None)

@@ -39,7 +39,9 @@ class Faults:
         getattr(self, f"_do_{fault.kind}")(fault, role)
 
     def agent_of(self, role: Role) -> Agent:
-        return next(r for r in self.on(role.node) if isinstance(r, Agent))
+        agent = self.on(role.node)[0]  # made first
+        assert isinstance(agent, Agent)
+        return agent
 
     def _looked_at(self, role: Role) -> bool:
         """Often enough for `turn` to be left to its node agent."""

@@ -46,9 +46,10 @@ class Role:
         dt, self.at = now - self.at, now
         if not self.alive or self.frozen or dt <= 0:
             return
-        self.cpu += 0.004 * dt * self.world.dice.uniform(0.5, 1.5)
+        dice = self.world.dice.random  # uniform() by hand: this is done a hundred times in a second of ten roles
+        self.cpu += 0.004 * dt * (0.5 + dice())
         if self.loop_turns(now):
-            self.stamp = now - self.world.dice.uniform(0.0, min(0.1, dt))
+            self.stamp = now - min(0.1, dt) * dice()
         if self.ready:
             self.work(dt * self.speed, now)
 
