@@ -4,7 +4,8 @@ A recovery begins with the failure of one life of a role and ends when all that 
 
     onset --detect--> first word of the failure --restart--> the new process is ready --reconnect--> back
 
-*Onset* is the moment at which the fault was done, by the injector's proof, where the log has it, else the last sign of life. *Back* is
+*Onset* is the moment at which the fault was done, by the injector's proof, where the log has it, else the last sign of life. A fault that
+was over while the role still gave signs of life is not what its failure came from. *Back* is
 healthy: a rollout has then committed a checked version, a trainer has been restored and has met its peers. A trainer that has something to
 train is back when it trains. What dies again on its way belongs to the same recovery, as another attempt; so do ranks that fail together,
 and all roles of a full restart.
@@ -171,6 +172,8 @@ class Recoveries:
         self._full: _Open | None = None
         self._lives: dict[str, _Life] = {}
         self._injected: dict[tuple[str, int], list[tuple[float, int]]] = {}
+        self._ended: dict[int, float] = {}
+        """Fault -> when it was over."""
         self._times = FaultTimes()
         self._batch_of: dict[int, int] = {}
         """Trajectory that is not complete -> its batch."""
@@ -223,6 +226,8 @@ class Recoveries:
                 self._decide(t, event)
             case ev.FaultInjected(role=role, incarnation=incarnation, fault=fault) as event:
                 self._inject(self._times.done(entry, event), role, incarnation, fault)
+            case ev.FaultEnded(fault=fault):
+                self._ended.setdefault(fault, t)
             case ev.Paused():
                 self._paused = True
             case ev.Resumed():
@@ -243,7 +248,7 @@ class Recoveries:
             return
         recovery = self._of.get(role) or self._together(role)
         if recovery is None:
-            recovery = self._open(t, role, life, cause)
+            recovery = self._open(t, role, life, cause, since=verdict.onset if verdict and verdict.rule not in _ENDS else life.seen)
         elif role not in recovery.members:
             self._join(recovery, role, incarnation)
         elif (member := recovery.members[role]).life == incarnation:
@@ -256,13 +261,15 @@ class Recoveries:
                 if recovery.onset_by == LAST_SIGN and verdict.rule not in _ENDS:
                     recovery.onset = min(verdict.onset, recovery.detected)
 
-    def _open(self, t: float, role: str, life: _Life, cause: str, onset_by: str = LAST_SIGN) -> _Open:
+    def _open(self, t: float, role: str, life: _Life, cause: str, onset_by: str = LAST_SIGN, since: float = 0.0) -> _Open:
+        """``since``: a fault that was over before then did not lead to it."""
         onset = t if onset_by == DECISION else min(life.seen, t)
         recovery = _Open(len(self._all) + 1, role, life.incarnation, life.node, self._step, onset, onset_by, t, cause)
         self._all.append(recovery)
         self._join(recovery, role, life.incarnation)
         for injected, fault in self._injected.get((role, life.incarnation), ()):
-            self._blame(recovery, injected, fault)
+            if self._ended.get(fault, t) >= since:
+                self._blame(recovery, injected, fault, first=True)
         return recovery
 
     def _join(self, recovery: _Open, role: str, incarnation: int) -> None:
@@ -279,10 +286,11 @@ class Recoveries:
         """The word of it may come after that of its effect."""
         self._injected.setdefault((role, incarnation), []).append((t, fault))
         if recovery := self._of.get(role):
-            self._blame(recovery, t, fault)
+            self._blame(recovery, t, fault, first=recovery.members[role].first == incarnation)
 
-    def _blame(self, recovery: _Open, t: float, fault: int) -> None:
-        if recovery.onset_by == LAST_SIGN:
+    def _blame(self, recovery: _Open, t: float, fault: int, first: bool) -> None:
+        """``first``: it hit a life that was to be replaced, not one of those that came for it."""
+        if first and recovery.onset_by == LAST_SIGN:
             recovery.onset, recovery.onset_by = min(t, recovery.detected), INJECTION
         if fault not in recovery.faults:
             recovery.faults.append(fault)

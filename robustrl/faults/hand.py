@@ -26,6 +26,8 @@ _LOOK = 0.002
 """Seconds between two looks at a status page."""
 _TAKES_EFFECT = 1.0
 """Seconds in which a signal must show in the process's state."""
+_GONE = 10.0
+"""And in which a killed process must be gone: with every core taken, its threads end and its memory is given back late."""
 log = logging.getLogger("faults")
 
 
@@ -173,7 +175,7 @@ class Hand:
                 return
             sent = send_signal(process, signal.SIGKILL)
             self._holders.pop(process, None)
-        gone = sent and wait_exit(process, _TAKES_EFFECT)
+        gone = sent and wait_exit(process, _GONE)
         self._report(order, status, began, {"signal": "SIGKILL", "process": "gone" if gone else process_state(process.pid)})
 
     def _hang(self, order: Order, process: ProcessId, status: Status, called_off: threading.Event) -> None:

@@ -18,7 +18,7 @@ from ..core import events as ev
 from ..core.recoveries import RECOVERED, recoveries_of
 from ..core.roles import RoleId
 from .driving import Restarts, Said
-from .recording import Recording
+from .recording import FACTS, Recording
 from .run import AFTER, FAILED, WELL, Mark, Run
 
 DETECTED, MISSED, FALSE_ALARM, CONSEQUENCE, LEFT_ALONE = "detected", "missed", "false alarm", "consequence", "left alone"
@@ -123,7 +123,8 @@ def _mistakes(truths: Truths, recording: Recording, failed: Sequence[ev.Verdict]
     def right(verdict: ev.Verdict) -> bool:
         if verdict.role == anybody:
             return any(mark.start <= verdict.seen <= mark.end + AFTER for mark in truths.faults)
-        ended = recording.ends.get((verdict.role, verdict.incarnation), math.inf)
+        life = verdict.role, verdict.incarnation
+        ended = (recording.over if verdict.rule in FACTS else recording.ends).get(life, math.inf)  # who was ended on purpose has exited
         return truths.excused(verdict.role, verdict.incarnation, verdict.seen) or ended <= verdict.seen
 
     return [verdict for verdict in failed if not right(verdict)]

@@ -34,7 +34,7 @@ _UNHEARD = (ev.TrajectoriesStarted, ev.TrajectoriesMoved, ev.TrajectoriesFinishe
             ev.TokensJournalled, ev.EvaluationDone, ev.PullProgress, ev.WarningRaised, ev.FaultPlanned, ev.FaultInjected, ev.FaultEnded,
             ev.FaultRevealed, ev.RecoverySettings, ev.VersionAnnounced, ev.PullSourceSwitched, ev.PullDiscarded)  # fmt: skip
 """What no detector reads; a detector of one's own may not know what was injected."""
-_FACTS = ("exited", "exception", "node_lost")
+FACTS = ("exited", "exception", "node_lost")
 """Rules that tell of an end."""
 _STEPPED_IN = ("failed", "restarting")
 _STEPS = (ev.ProcessExited, ev.ErrorRaised, ev.RestartDecided, ev.RoleStateChanged)
@@ -232,7 +232,7 @@ def _ends(entries: Sequence[ev.Entry]) -> tuple[dict[Life, float], dict[Life, fl
         if isinstance(event, ev.RoleStarted):
             places[event.role] = event.incarnation, event.node
         elif isinstance(event, ev.Verdict):
-            if event.kind == "failed" and event.rule not in _FACTS:
+            if event.kind == "failed" and event.rule not in FACTS:
                 condemned.add((event.role, event.incarnation))
         elif isinstance(event, ev.ProcessExited | ev.ErrorRaised):
             life = event.role, event.incarnation

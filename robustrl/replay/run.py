@@ -282,6 +282,8 @@ def _mark(entries: Sequence[ev.Entry], t: float, hit: ev.FaultInjected, plan: ev
     seconds: Any = plan.options.get("seconds") if plan else None
     lasts = float(seconds) if isinstance(seconds, int | float) and seconds > 0 else math.inf
     gone = _replaced(entries, hit.role, t, hit.incarnation)
+    if over < gone:  # called off, or by itself: it would not have gone on
+        lasts = min(lasts, max(0.0, over - t))
     return Mark(role=hit.role, start=t, end=max(t, min(over, gone)), incarnation=hit.incarnation, kind=kind, expect=expect,
                 fault=hit.fault, lasts=lasts, replaced=gone <= over)  # fmt: skip
 

@@ -15,10 +15,11 @@ import pytest
 
 from robustrl.core import events as ev
 from robustrl.core.roles import Phase
+from robustrl.faults import hand
 from robustrl.faults.disturbance import Disturbance, InjectedError
 from robustrl.faults.hand import Hand
 from robustrl.faults.orders import Order
-from robustrl.runtime.processes import ProcessId, process_state, read_start_ticks
+from robustrl.runtime.processes import ProcessId, process_state, read_start_ticks, wait_exit
 from robustrl.runtime.status_page import StatusPage
 
 
@@ -66,6 +67,12 @@ def test_a_kill_proves_that_the_process_is_gone(bench: Bench) -> None:
     bench.strike(bench.order("kill"))
     hit = bench.next()
     assert (hit.pid, hit.proof["process"], hit.proof["signal"]) == (bench.pid, "gone", "SIGKILL") and 0 <= hit.proof["ago"] < 1
+
+
+def test_a_killed_process_that_lingers_on_a_busy_machine_is_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hand, "wait_exit", lambda process, timeout: timeout > 3.0 and wait_exit(process, timeout))
+    bench.strike(bench.order("kill"))
+    assert bench.next().proof["process"] == "gone"
 
 
 def test_a_hang_for_a_time_goes_on_by_itself(bench: Bench) -> None:

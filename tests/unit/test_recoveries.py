@@ -74,6 +74,46 @@ def test_the_onset_is_when_the_fault_was_done_not_when_its_word_was_in_the_log()
     assert only(story).onset == pytest.approx(110.3 - 0.1 - 0.25) and only(story).detect == pytest.approx(0.55)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_fault_that_was_over_long_before_is_not_what_a_failure_came_from(late: bool) -> None:
+    """A hang that was called off, or a short freeze, and then something else, with a known injection, told late, or without."""
+    story = Story()
+    story.injects(40.0, "rollout-0", fault=1)
+    story.at(43.0, ev.FaultEnded(fault=1, outcome="aborted", reason="called off"))
+    story.sample(109.0, "rollout-0", "decode", 50)
+    alone = killed_rollout()
+    if not late:
+        story.injects(109.8, "rollout-0", fault=2)
+    story.exits(110.0, "rollout-0")
+    if late:
+        story.injects(109.8, "rollout-0", fault=2)
+    (found,) = recoveries_of(story.entries)
+    assert (found.onset, found.onset_by, found.faults) == (109.8, INJECTION, (2,))
+    before = [entry for entry in story.entries if isinstance(entry.event, ev.FaultInjected | ev.FaultEnded)][:2]
+    first = [isinstance(entry.event, ev.RoleStarted) and entry.event.incarnation == 1 for entry in alone.entries]
+    started = len(first) - first[::-1].index(True)
+    (found,) = recoveries_of([*alone.entries[:started], *before, *alone.entries[started:]])
+    assert (found.onset, found.onset_by, found.faults) == (109.0, LAST_SIGN, ())
+
+
+def test_a_fault_that_was_over_when_its_verdict_was_said_is_blamed_all_the_same() -> None:
+    """A timed hang ends between the detector's judgement and its word in the log."""
+    story = Story()
+    story.injects(100.0, "rollout-0", fault=1)
+    story.at(105.2, ev.FaultEnded(fault=1, outcome="over", reason="its 5.2 s are over"))
+    story.verdict(105.3, "rollout-0", "no_tokens", onset=100.0)
+    assert (only(story).onset, only(story).onset_by, only(story).faults) == (100.0, INJECTION, (1,))
+
+
+def test_a_fault_on_the_way_back_is_not_the_onset() -> None:
+    story = Story()
+    story.exits(110.0, "rollout-0")
+    story.restart(110.2, "rollout-0")
+    story.starts(112.0, "rollout-0")
+    story.injects(113.0, "rollout-0", fault=3)
+    assert (only(story).onset_by, only(story).faults) == (LAST_SIGN, (3,))
+
+
 def test_an_event_of_the_role_itself_is_a_sign_of_life() -> None:
     story = Story(roles=("node_agent-0",))
     story.at(108.0, ev.WarningRaised(text="so"), source="node_agent-0")

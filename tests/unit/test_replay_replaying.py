@@ -19,6 +19,8 @@ from robustrl.core.detection import Detector
 from robustrl.core.thresholds import Thresholds
 from robustrl.errors import ConfigError
 from robustrl.replay import peers
+from robustrl.replay.driving import Said
+from robustrl.replay.outcomes import Truths, match
 from robustrl.replay.replaying import Replay, replay
 
 LAB = Thresholds.lab().replace("job.stall", 40.0)
@@ -147,6 +149,28 @@ def test_a_disturbance_called_failed_is_a_false_alarm_each_time_that_it_is() -> 
 def test_an_end_that_nobody_injected_is_a_consequence() -> None:
     run = Run.of(make(14, Fault("kill", "rollout-0")).entries)
     assert [o.outcome for o in replay(run, scaled(0.5)).outcomes] == ["consequence"]
+
+
+def test_who_was_ended_for_a_restart_and_is_then_said_to_have_exited_is_a_consequence() -> None:
+    """A full restart that a new supervisor finds under way: it sees processes that have ended."""
+    entries = make(14, Fault("kill", "rollout-0")).entries
+    place = next(i for i, entry in enumerate(entries) if isinstance(entry.event, ev.ProcessExited))
+    decided = ev.RestartDecided(role="rollout-0", incarnation=1, mode="full", reason="owing to trainer-0")
+    run = Run.of([*entries[:place], msgspec.structs.replace(entries[place], seq=0, event=decided), *entries[place:]])
+    verdict = next(entry.event for entry in entries if isinstance(entry.event, ev.Verdict) and entry.event.kind == "failed")
+    truths, recording = Truths(run), run.recording
+    for rule, outcome in (("exited", "consequence"), ("no_tokens", "false alarm")):
+        words = Said([msgspec.structs.replace(verdict, rule=rule)], [])
+        assert [found.outcome for found in match(truths, recording, words, lambda role: 10.0)] == [outcome]
+
+
+def test_a_hang_that_was_called_off_lasted_until_then() -> None:
+    run = recorded(make(15, Fault("freeze", "trainer-0", phase="train"), Fault("kill", "trainer-0", at=30.0), restarts=1.0), "hang")
+    start = next(entry.t for entry in run.entries if isinstance(entry.event, ev.FaultInjected))
+    place = next(i for i, entry in enumerate(run.entries) if entry.t > start + 0.5)
+    over = ev.Entry(0, start + 0.5, ev.HOST, 1, 0, start + 0.5, ev.FaultEnded(fault=1, outcome="aborted", reason="called off"))
+    (mark,) = [mark for mark in Run.of([*run.entries[:place], over, *run.entries[place:]]).truth if mark.fault == 1]
+    assert (mark.lasts, mark.end - mark.start) == (pytest.approx(0.5), pytest.approx(0.5))
 
 
 def test_a_window_counts_only_what_falls_into_it() -> None:
