@@ -1,7 +1,8 @@
 """What a log says of each fault: planned -> injected -> detected -> recovered -> confirmed, or ended before.
 
 Promises: pure; equal logs give equal books; a fault counts as injected by its proof alone, as detected only by a verdict about a life that
-it hit, as recovered once each of its targets is healthy after it was seen not to be, as confirmed once each has made new progress since.
+it hit (``failed``, or for a fault that its target survives, ``reported``), as recovered once each of its targets is healthy after it was
+seen not to be, as confirmed once each has made new progress since; a target that fails again before that is to recover once more.
 Times are the host's. Leaves out: whether a fault took the effect that its kind implies (core/audit_faults.py).
 """
 
@@ -18,6 +19,8 @@ from .roles import RoleKind, RoleState
 
 STAGES = ("planned", "injected", "detected", "recovered", "confirmed")
 NEVER_FIRED = ("refused", "vanished", "not_fired")
+SURVIVED = ("slow", "delay", "corrupt_weights", "corrupt_snapshot", "full_disk")
+"""Kinds of faults that leave their target at work: nobody is to call it failed, and what is reported of it is their detection."""
 _SECRET = "hidden"
 _ECHO = 10.0
 """Seconds after a fault's end in which it may still be detected, unless another fault hits the same life."""
@@ -233,13 +236,14 @@ class FaultBook:
         elif verdict.kind == "failed":
             if view.detected is None or view.detected.kind != "failed":
                 view.detected = seen
-        elif verdict.kind == "reported" and verdict.rule != "peer_gone":  # what others lose with a dead peer is no verdict on it
+        elif verdict.kind == "reported" and view.kind in SURVIVED and verdict.rule != "peer_gone":  # others lose that with a dead peer
             view.detected = view.detected or seen
         if verdict.kind in ("suspect", "failed"):
             hit.unhealthy = hit.unhealthy or t
 
     def _fell(self, t: float, role: str, incarnation: int) -> None:
         self._down.setdefault((role, incarnation), t)
+        self._lost_again(role, incarnation)
         for view, hit in self._hits_of(role, incarnation, t):
             hit.unhealthy = hit.unhealthy or t
             if role == RoleKind.SUPERVISOR and view.detected is None:  # the judge cannot judge its own death: the host's word
@@ -247,6 +251,8 @@ class FaultBook:
 
     def _change(self, t: float, event: ev.RoleStateChanged) -> None:
         if event.new in (RoleState.FAILED, RoleState.SUSPECT):
+            if event.new == RoleState.FAILED:
+                self._lost_again(event.role, event.incarnation)
             for _, hit in self._hits_of(event.role, event.incarnation, t):
                 hit.unhealthy = hit.unhealthy or t
         elif event.new == RoleState.HEALTHY:
@@ -256,6 +262,12 @@ class FaultBook:
                 if hit.unhealthy is not None or (event.incarnation > hit.incarnation and not view.outcome):
                     hit.unhealthy = hit.unhealthy or t
                     hit.healthy, hit.life, hit.mark = t, event.incarnation, None
+
+    def _lost_again(self, role: str, incarnation: int) -> None:
+        """The life that was healthy again has failed without progress: that was no recovery."""
+        for _, hit in self._hits():
+            if (hit.role, hit.life) == (role, incarnation) and incarnation > hit.incarnation and hit.progressed is None:
+                hit.healthy, hit.life, hit.mark = None, 0, None
 
     def _sample(self, entry: ev.Entry, sample: ev.RoleSample) -> None:
         for _, hit in self._hits():

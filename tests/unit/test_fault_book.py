@@ -10,9 +10,10 @@ from story import Story
 
 from robustrl.core import events as ev
 from robustrl.core.audit import audit
-from robustrl.core.fault_book import FaultView
+from robustrl.core.fault_book import SURVIVED, FaultView, Seen
 from robustrl.core.roles import RoleState
 from robustrl.core.run_state import RunState
+from robustrl.faults.catalogue import CATALOGUE
 from robustrl.faults.handle import html_fault
 
 KILLED = {"signal": "SIGKILL", "process": "gone", "ago": 0.01}
@@ -161,6 +162,38 @@ def test_a_hang_that_ends_in_time_is_confirmed_in_the_same_life() -> None:
     for t, tokens in ((106.6, 3), (106.7, 9)):
         story.sample(t, "rollout-0", "decode", progress=tokens)
     assert book(story).confirmed == 106.7 and book(story).hits[0].life == 1
+
+
+@pytest.mark.parametrize(("kind", "seen"), [("hang", False), ("wedge", False), ("kill", False), ("slow", True), ("corrupt_weights", True)])
+def test_what_is_only_reported_is_the_detection_of_a_fault_that_its_target_survives(kind: str, seen: bool) -> None:
+    story = Story()
+    plan(story, 101.0, kind)
+    hit(story, 101.1)
+    verdict(story, 101.2, kind="reported", rule="straggler")
+    assert (book(story).detected is not None) is seen
+    verdict(story, 106.1, rule="no_tokens")
+    assert book(story).detected == Seen(106.1, "rollout-0", 1, "failed", "no_tokens", pytest.approx(5.0, abs=0.02))
+
+
+def test_the_kinds_that_are_survived_are_the_catalogues() -> None:
+    assert set(SURVIVED) == {kind for kind, fault in CATALOGUE.items() if not fault.disabling and not fault.benign}
+
+
+def test_a_target_that_fails_again_before_it_has_made_progress_is_to_recover_once_more() -> None:
+    story = Story()
+    plan(story, 101.0)
+    hit(story, 101.1)
+    story.exits(101.1, "rollout-0")
+    story.starts(103.0, "rollout-0")
+    story.ready(104.0, "rollout-0", healthy=105.0)
+    assert book(story).stage == "recovered"
+    story.exits(105.1, "rollout-0")
+    assert book(story).recovered is None and not book(story).settled
+    story.starts(107.0, "rollout-0")
+    story.ready(108.0, "rollout-0", healthy=109.0)
+    for t, progress in ((109.5, 1), (110.0, 2)):
+        story.sample(t, "rollout-0", "decode", progress)
+    assert (book(story).recovered, book(story).confirmed, book(story).settled) == (109.0, 110.0, True)
 
 
 @pytest.mark.parametrize("outcome", ["refused", "aborted", "vanished", "not_fired"])

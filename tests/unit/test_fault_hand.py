@@ -121,7 +121,7 @@ def test_calling_off_sets_a_stopped_process_free_and_stops_one_that_waits(bench:
 
 
 def test_slow_runs_part_of_the_time_and_leaves_the_process_running(bench: Bench) -> None:
-    bench.strike(bench.order("slow", options={"seconds": 0.4, "share": 0.3, "period": 0.05}))
+    bench.strike(bench.order("slow", options={"seconds": 1.0, "share": 0.3, "period": 0.05}))
     assert bench.next().proof["process"] == "T"
     states = set()
     while bench.said.empty():
