@@ -348,6 +348,14 @@ def test_a_full_restart_is_told_once_and_what_it_ends_on_purpose_did_not_fail():
     assert "ended: all roles are started anew because of trainer-0" in words and not any("because of rollout" in each for each in words)
 
 
+def test_the_bar_of_a_role_without_samples_ends_with_the_recovery_that_brought_it_back():
+    log = _full_restart()
+    scene = _scene(log)
+    bars = _bars(scene, "node_agent-0")
+    assert [bar[2] for bar in bars[-2:]] == ["c", "i"] and bars[-2][1] == bars[-1][0] == pytest.approx(scene.t)
+    assert scene.episodes.all[-1].healed and {_bars(scene, role)[-1][2] for role in scene.lanes.lanes} == {"i"}
+
+
 def _told_late() -> list[ev.Entry]:
     """A kill of which the log tells only when it has told what it led to."""
     log = Writer()
