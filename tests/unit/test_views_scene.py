@@ -432,6 +432,19 @@ def test_a_recording_whose_log_breaks_off_says_so_at_its_end_and_not_that_the_jo
     assert "</span> unknown, optimizer step 1 of 2" in static.form("board", scene, scene.t)
 
 
+def test_where_a_log_breaks_off_no_recovery_is_under_way_any_more():
+    log = failing_log()
+    running, lost, broken, over = _scene(log), _scene(log), _played(log), _played(back(log))
+    lost.lost = "its host is gone"
+    said = {"under way: restart": running, "the job was lost during its restart": lost, "the log breaks off during its restart": broken}
+    for words, scene in said.items():
+        assert scene.picture("recovery", scene.t)["recoveries"]["1"]["standing"] == words
+        shown = static.form("recovery", scene, scene.t)
+        assert f"<b>rollout-1: {words}</b>" in shown and ("under way" in shown) is (scene is running)
+    assert not over.picture("recovery", over.t)["recoveries"]["1"]["standing"]
+    assert "<b>rollout-1: recovered in " in static.form("recovery", over, over.t)
+
+
 @pytest.mark.parametrize(("wall", "clock"), [(1.8e9, "(2027-01-15 08:00:0"), (0.0, ""), (1e300, ""), (float("nan"), "")])
 def test_where_a_log_breaks_off_the_clock_is_told_if_the_log_knows_it(wall, clock):
     log = failing_log()
