@@ -185,6 +185,23 @@ def test_who_may_frame_the_page_is_said_with_each_answer(origins):
     assert result.wasSuccessful(), result.failures + result.errors
 
 
+@pytest.mark.parametrize(("origin", "taken"), [
+    ("hub.example.org", True), ("hub.example.org:8000", True), ("10.0.0.7:1", True), ("localhost:65535", True),
+    ("*", False), ("*:*", False), ("*.example.org:80", False), ("hub:*", False), ("http://x:1", False), ("hub:1/", False), ("hub:", False),
+    (":80", False), ("", False), ("hub:0", False), ("hub:65536", False), ("hub:80\n", False), ("a..b", False), ("x; script-src y", False),
+])  # fmt: skip
+def test_an_origin_is_a_host_and_a_port_or_nothing_starts(monkeypatch, origin, taken):
+    class Begun(Exception):
+        pass
+
+    def begin(*_):
+        raise Begun
+
+    monkeypatch.setattr(showing, "_feeds", begin)
+    with pytest.raises(Begun if taken else ConfigError, match=None if taken else r"origin = .*must be HOST or HOST:PORT"):
+        showing.show(run=None, job=None, demo=True, speed=1.0, address="127.0.0.1", port=0, origins=("hub:1", origin))
+
+
 def test_no_page_of_another_origin_may_read_an_answer_or_load_this_one_as_a_script():
     """Bokeh answers /autoload.js to whoever asks, with a session in it and Access-Control-Allow-Origin: *."""
     pytest.importorskip("panel")

@@ -20,6 +20,7 @@ from robustrl_widgets.feed import Feed
 from robustrl_widgets.scene import Scene
 from robustrl_widgets.sources import RecordedRun
 from robustrl_widgets.words import PHASES
+from views_log import failing_log
 
 from robustrl.core import events as ev
 
@@ -123,6 +124,18 @@ return [well, then, much_later, look()];
 """, running=_picture(view, _running()), lost=_picture(view, _running(), "its host (process 5) is gone"))  # fmt: skip
     assert not well[0] and lost[0] and much_later == lost and not again[0]
     assert re.fullmatch(r"The job is gone since \d\d:\d\d:\d\d: what you see is its last state\.", lost[1])
+
+
+def test_of_a_recording_that_breaks_off_no_recovery_reads_as_running(tmp_path: Path) -> None:
+    running, ended = _page(tmp_path, "recovery", """
+const look = () => it.root.find(".report").textContent;
+it.show(running);
+const before = look();
+it.show(broken, 0);
+return [before, look()];
+""", running=_picture("recovery", failing_log()), broken=_at_its_end("recovery", failing_log()))  # fmt: skip
+    assert running.startswith("rollout-1: under way: restart")
+    assert ended.startswith("rollout-1: the log breaks off during its restart") and "under way" not in ended
 
 
 _WALL_OF_TEXT = ("its host (process 5) ended without a closing record\n  | \x1b[36m(raylet)\x1b[0m  \x1b[33mWARNING\x1b[0m worker.py:1 -- "

@@ -23,6 +23,7 @@ from robustrl.core import events as ev
 from robustrl.core.detection import Detector
 from robustrl.core.levels import levels
 from robustrl.core.roles import Phase
+from robustrl.core.run_state import RunState
 from robustrl.core.thresholds import PATHS, Thresholds
 
 
@@ -309,6 +310,52 @@ def test_a_rollout_that_is_dead_makes_no_tokens():
     assert dead.curves.tokens["rollout-1"][-1] == 0.0 == dead.state.tokens_per_second()["rollout-1"]
 
 
+def _full_restart() -> list[ev.Entry]:
+    """Owing to trainer-0; until all roles are back."""
+    begun = failing_log()
+    failure = next(place for place, entry in enumerate(begun) if isinstance(entry.event, ev.ProcessExited))
+    log, state = Writer(), RunState.of(begun[:failure])
+    for entry in begun[:failure]:
+        log.write(entry.source, entry.event)
+    others = [role for role in state.roles if role not in ("trainer-0", "host")]
+    pid = state.roles["trainer-0"].pid
+    log.write("node_agent-0", ev.ProcessExited(role="trainer-0", incarnation=1, pid=pid, cause="pidfd", last_lines=[]))
+    now = log.entries[-1].t
+    log.write("supervisor", ev.Verdict(
+        role="trainer-0", incarnation=1, kind="failed", rule="exited", evidence={"cause": "pidfd"}, threshold=0.0, due=now, seen=now,
+        onset=now - 0.05, blind_spot=""))
+    log.write("supervisor", ev.RoleStateChanged(role="trainer-0", incarnation=1, old="healthy", new="failed", reason="exited"))
+    for role in ("trainer-0", *others):
+        log.write("supervisor", ev.RestartDecided(role=role, incarnation=1, reason="all", mode="full"))
+    for role in others:
+        log.write("host", ev.ProcessExited(role=role, incarnation=1, pid=state.roles[role].pid, cause="ended by the host", last_lines=[]))
+    for role in others:
+        old = str(state.roles[role].state)
+        log.write("supervisor", ev.RoleStateChanged(role=role, incarnation=1, old=old, new="failed", reason="ended by the host"))
+    for role in (*reversed(others), "trainer-0"):
+        log.write("host", ev.RoleStarted(role=role, incarnation=2, node="node-0", pid=999, start_ticks=9))
+        log.write(role, ev.RoleReady(role=role, incarnation=2, seconds=0.5))
+        log.write("supervisor", ev.RoleStateChanged(role=role, incarnation=2, old="restarting", new="healthy", reason="ready"))
+    return log.entries
+
+
+def test_a_full_restart_is_told_once_and_what_it_ends_on_purpose_did_not_fail():
+    scene = _scene(_full_restart())
+    assert not scene.doubts, "the log is a possible one"
+    assert [line[1] for line in scene.story if "All roles are started anew because of trainer-0." in line[3]] == ["trainer-0"]
+    assert [line[1] for line in scene.story if "The process of" in line[3] or "because of" in line[3]] == ["trainer-0", "trainer-0"]
+    words = [line[3] for line in scene.history["rollout-0"]]
+    assert "ended: all roles are started anew because of trainer-0" in words and not any("because of rollout" in each for each in words)
+
+
+def test_the_bar_of_a_role_without_samples_ends_with_the_recovery_that_brought_it_back():
+    log = _full_restart()
+    scene = _scene(log)
+    bars = _bars(scene, "node_agent-0")
+    assert [bar[2] for bar in bars[-2:]] == ["c", "i"] and bars[-2][1] == bars[-1][0] == pytest.approx(scene.t)
+    assert scene.episodes.all[-1].healed and {_bars(scene, role)[-1][2] for role in scene.lanes.lanes} == {"i"}
+
+
 def _told_late() -> list[ev.Entry]:
     """A kill of which the log tells only when it has told what it led to."""
     log = Writer()
@@ -383,6 +430,19 @@ def test_a_recording_whose_log_breaks_off_says_so_at_its_end_and_not_that_the_jo
         assert said.startswith(words) and said.endswith("its last entry is role_started of rollout-1. What became of the job is not known.")
         assert "broken" not in before.picture(view, before.t) and static.form(view, scene, scene.t).startswith(f"<div><b>{words}")
     assert "</span> unknown, optimizer step 1 of 2" in static.form("board", scene, scene.t)
+
+
+def test_where_a_log_breaks_off_no_recovery_is_under_way_any_more():
+    log = failing_log()
+    running, lost, broken, over = _scene(log), _scene(log), _played(log), _played(back(log))
+    lost.lost = "its host is gone"
+    said = {"under way: restart": running, "the job was lost during its restart": lost, "the log breaks off during its restart": broken}
+    for words, scene in said.items():
+        assert scene.picture("recovery", scene.t)["recoveries"]["1"]["standing"] == words
+        shown = static.form("recovery", scene, scene.t)
+        assert f"<b>rollout-1: {words}</b>" in shown and ("under way" in shown) is (scene is running)
+    assert not over.picture("recovery", over.t)["recoveries"]["1"]["standing"]
+    assert "<b>rollout-1: recovered in " in static.form("recovery", over, over.t)
 
 
 @pytest.mark.parametrize(("wall", "clock"), [(1.8e9, "(2027-01-15 08:00:0"), (0.0, ""), (1e300, ""), (float("nan"), "")])

@@ -70,6 +70,11 @@ class Episode:
     def healed(self) -> bool:
         return self.record.outcome == RECOVERED
 
+    def ended_for_it(self, role: str, incarnation: int) -> bool:
+        """Whether this life was ended on purpose, as that of every role but the one whose failure led to a full restart."""
+        first = {member: life for member, life, _ in self.record.lives}
+        return self.record.mode == "full" and role != self.record.role and first.get(role) == incarnation
+
     def seconds(self) -> dict[str, float | None]:
         """Of each stage that is over."""
         ready = None if self.record.ready is None else max(0.0, self.record.ready - self.detected)

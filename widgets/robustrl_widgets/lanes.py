@@ -102,6 +102,9 @@ class Lanes:
     def apply(self, entry: ev.Entry, state: RunState, episodes: Episodes) -> None:
         """Takes the next entry in; ``state`` and ``episodes`` have it already."""
         t = entry.t - state.t0
+        for ended in episodes.closed:  # a node agent gives no samples of itself
+            for role in ended.record.roles:
+                self._follow(role, t, state, episodes)
         match entry.event:
             case ev.RoleSample(role=role) | ev.RoleReady(role=role):
                 self._follow(role, t, state, episodes)

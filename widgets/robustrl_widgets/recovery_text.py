@@ -88,6 +88,15 @@ def full_cost(episode: Episode, scene: Scene) -> str:
             f"when this run began{lost}.")
 
 
+def standing(episode: Episode, scene: Scene) -> str:
+    """How far a recovery that is open has come, or had come when the job was lost or where the log breaks off; empty: it is over."""
+    if not episode.stage:
+        return ""
+    if scene.lost:
+        return f"the job was lost during its {episode.stage}"
+    return f"the log breaks off during its {episode.stage}" if scene.broken else f"under way: {episode.stage}"
+
+
 def _of(number: int) -> str:
     return f" (median of {number})" if number > 1 else ""
 
@@ -98,8 +107,8 @@ def picture(episode: Episode, scene: Scene) -> dict[str, Any]:
     times = {"onset": episode.onset, "detected": episode.detected, "ready": record.ready, "back": record.back}
     return {
         "n": record.number, "role": record.role, "roles": list(record.roles), "life": record.incarnation, "rule": cut(record.rule),
-        "mode": record.mode, "standby": cut(record.standby), "outcome": record.outcome, "stage": episode.stage, "step": record.step,
-        "faults": list(record.faults),
+        "mode": record.mode, "standby": cut(record.standby), "outcome": record.outcome, "step": record.step,
+        "standing": standing(episode, scene), "faults": list(record.faults),
         "t": {name: round(t - t0, 3) if t is not None else None for name, t in times.items()},
         "took": {name: round(took, 3) if took is not None else None for name, took in episode.seconds().items()},
         "seen": cut(f"{seen(episode)} {episode.noticed}".strip(), LONG),

@@ -99,7 +99,9 @@ class Scene:
             case ev.RoleSample():
                 return
             case ev.RoleStateChanged(role=role, new="failed"):
-                if failed := self.episodes.last_of(role):
+                if (failed := self.episodes.last_of(role)) and failed.ended_for_it(role, entry.event.incarnation):
+                    self._note(t, role, "doing", f"ended: all roles are started anew because of {failed.record.role}")
+                elif failed:
                     self._say(t, role, "bad", f"{recovery_text.seen(failed)} {failed.noticed}".strip())
             case ev.RoleStateChanged(role=role, new=new, reason=reason):
                 self._note(t, role, "plain", f"{new}: {reason}")
@@ -107,8 +109,9 @@ class Scene:
                 self._note(t, role, "bad" if kind == "suspect" else "plain", f"{kind}, rule {rule}")
             case ev.RestartDecided(role=role, mode=mode, standby=standby):
                 how = f"{standby} takes over" if standby else "a new process is started"
-                words = f"All roles are started anew because of {role}." if mode == "full" else f"{role} alone is restarted: {how}."
-                self._say(t, role, "doing", words)
+                because = found.record.role if mode == "full" and (found := self.episodes.last_of(role)) else role
+                words = f"All roles are started anew because of {because}." if mode == "full" else f"{role} alone is restarted: {how}."
+                (self._say if because == role else self._note)(t, role, "doing", words)
             case ev.RoleStarted(role=role, incarnation=incarnation, pid=pid):
                 self._note(t, role, "doing" if incarnation > 1 else "plain", f"life {incarnation} begins, process {pid}")
             case ev.SnapshotRestored(role=role, step=step, source=source):

@@ -6,6 +6,7 @@ import errno
 import html
 import json
 import os
+import re
 import select
 import socket
 import subprocess
@@ -37,6 +38,7 @@ _BEFORE = 3.0
 """Seconds before the first fault at which the demo begins: its start-up is slow and shows nothing."""
 _GRACE = 5.0
 _LAST_PORT = 65535
+_ORIGIN = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(:(?P<port>[0-9]{1,5}))?")
 
 
 def show(*, run: Path | None, job: str | None, demo: bool, speed: float, address: str, port: int, origins: tuple[str, ...],
@@ -51,6 +53,9 @@ def show(*, run: Path | None, job: str | None, demo: bool, speed: float, address
         raise ConfigError("speed", speed, "must be above 0 and at most 100")
     if not 0 <= port <= _LAST_PORT:
         raise ConfigError("port", port, f"must be 0, for a free one, to {_LAST_PORT}")
+    for origin in origins:
+        if (found := _ORIGIN.fullmatch(origin)) is None or not 1 <= int(found["port"] or 80) <= _LAST_PORT:
+            raise ConfigError("origin", origin, "must be HOST or HOST:PORT, such as hub.example.org:8000, without http:// or wildcards")
     access = Access.at(address)
     feeds, title, shared = _feeds(run, job, demo, speed)
     try:

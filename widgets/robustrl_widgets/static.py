@@ -98,7 +98,8 @@ def recoveries_html(scene: Scene) -> str:
         total = f" in {seconds(episode.record.total)}" if episode.record.total is not None else ""
         words = [recovery_text.seen(episode), episode.noticed, recovery_text.done(episode), recovery_text.moved(episode),
                  recovery_text.meanwhile(episode), recovery_text.full_cost(episode, scene)]
-        rows.append(f"<li><b>{text(episode.record.role)}: {text(episode.record.outcome)}{total}</b> ({took or 'under way'}). "
+        outcome = recovery_text.standing(episode, scene) or episode.record.outcome
+        rows.append(f"<li><b>{text(episode.record.role)}: {text(outcome)}{total}</b> ({took}). "
                     f"{text(' '.join(word for word in words if word))}</li>")
     return f"<div>Failures and what was done about them:</div><ul>{''.join(rows)}</ul>" if rows else ""
 
