@@ -28,6 +28,8 @@ SCALES = (0.1, 0.2, 0.4, 0.7, 1.0, 2.0)
 _SCALED = ("trainer.no_compute", "trainer.no_marks", "trainer.silent", "rollout.no_tokens", "rollout.wedged", "rollout.heartbeat",
            "management.silent", "management.lag", "keeper.silent", "keeper.lag", "job.stall")  # fmt: skip
 _WATCHERS = ("node_agent", "supervisor", "host")
+_DOWN = ("kill", "exit", "exception", "freeze", "hang", "wedge", "dry")
+"""Kinds of faults that keep a role from working; without an end, for good."""
 _LONGEST = 110.0
 Point = tuple[str, float]
 
@@ -139,10 +141,13 @@ def _run(scenario: Scenario, seed: int, thresholds: Thresholds, every_look: bool
 
 
 def _truth(scenario: Scenario, world: World) -> Truth | None:
+    """A role that is down for good may be called failed by anyone, also where the suite expects no more than a report of it."""
     if len(world.injected) < len(scenario.faults):
         return None
     faults = {must.role: onset(world, must) for must in scenario.must if must.kind == "failed"}
-    return Truth(faults, frozenset(scenario.may), len(world.roles), 0.0, world.now)
+    down: set[str] = {fault.role for fault in scenario.faults if fault.kind in _DOWN and fault.seconds is None} - set(faults)
+    down |= {JOB} if down else set()
+    return Truth(faults, frozenset(down.union(scenario.may)), len(world.roles), 0.0, world.now)
 
 
 def _said(peer: Peer, entries: list[ev.Entry]) -> list[ev.Verdict]:

@@ -52,6 +52,13 @@ def test_one_drawn_job_is_given_to_all_detectors_and_compared():
     assert [row[0] for row in result["curves"][OURS]] == sorted(SCALES)
 
 
+def test_calling_a_role_failed_that_is_down_for_good_is_nobodys_mistake():
+    """Of a trainer that hangs while it publishes the suite expects a report; that it stalls the job comes later, and is as true."""
+    found = curves(("incident/dead-rank-blocks-refit", 406435863))
+    assert found[OURS, 1.0].faults == 0 and found[OURS, 1.0].mistakes == found[OURS, 2.0].mistakes == 0
+    assert not any(found["cluster idle", setting].mistakes for name, setting in found if name == "cluster idle" and setting >= 12.0)
+
+
 def test_each_multiple_of_the_thresholds_is_free_of_contradictions():
     for scale in SCALES:
         assert ours(scale).trainer.no_compute == pytest.approx(max(0.3, 3.0 * scale))
