@@ -218,6 +218,21 @@ return [before, look()];
     assert "stays hidden: the job is gone" in hidden_card[2] and "hang" not in hidden_card[2] and "Reveal" not in hidden_card[2]
 
 
+def test_a_stage_that_a_fault_did_not_come_to_is_not_filled_and_no_word_stands_twice(tmp_path: Path) -> None:
+    """A slow tool that nobody took for a failure recovers without having been detected."""
+    picture = _picture("faults", _running())
+    common = {"target": "rollout-0", "when": "now", "benign": True, "planned": 1.0, "injected": 1.5, "hits": [], "never": False,
+              "recovered": None, "confirmed": None, "detected": None}  # fmt: skip
+    benign = common | {"n": 1, "kind": "slow_tool", "recovered": 4.0, "outcome": "over", "reason": "over after 2 s"}
+    called_off = common | {"n": 2, "kind": "hang", "outcome": "aborted", "reason": "called off"}
+    second, first = _page(tmp_path, "faults", """
+it.show(picture);
+return it.root.querySelectorAll(".fault").map((card) => [card.find(".steps").children.map((step) => step.className), card.textContent]);
+""", picture=picture | {"cards": {"1": benign, "2": called_off}})  # fmt: skip
+    assert first[0] == ["on", "on", "", "on", ""] and "over: over after 2 s" in first[1]
+    assert second[0] == ["on", "on", "", "", ""] and second[1].count("called off") == 1
+
+
 def test_a_phase_has_one_name_in_all_pages(tmp_path: Path) -> None:
     words = _page(tmp_path, "board", """
 it.show(picture);

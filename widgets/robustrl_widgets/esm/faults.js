@@ -117,11 +117,13 @@ function render({ model, el }) {
     const lit = (index) => {
       if (fault.never) return "";
       if (!reached && !over && !fault.masked) return index ? "" : "now";
-      return index <= reached ? "on" : index === reached + 1 && !over && !fault.masked ? "now" : "";
+      if (index <= reached) return typeof fault[MARKS[index]] === "number" ? "on" : "";
+      return index === reached + 1 && !over && !fault.masked ? "now" : "";
     };
     const steps = MARKS.map((name, index) => h("div", { class: lit(index) }, name, h("b", {}, fault.masked && index ? "?" : words[name] || "\u00a0")));
     const foot = h("div", { class: "acts" });
-    if (fault.outcome && !fault.masked) foot.append(h("span", { class: "mut" }, `${OUTCOMES[fault.outcome] ?? fault.outcome}${fault.reason ? `: ${fault.reason}` : ""}`));
+    const outcome = OUTCOMES[fault.outcome] ?? fault.outcome;
+    if (fault.outcome && !fault.masked) foot.append(h("span", { class: "mut" }, fault.reason && fault.reason !== outcome ? `${outcome}: ${fault.reason}` : outcome));
     else if (!reached && !over && !fault.masked) foot.append(h("span", { class: "mut" }, "waits for its moment"));
     if (fault.masked && shown.closed) foot.append(h("span", { class: "mut" }, `it stays hidden: ${shown.closed}`));
     if (fault.rule && !fault.masked) foot.append(h("span", { class: "mut" }, `rule ${fault.rule}`));
