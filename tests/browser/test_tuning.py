@@ -98,32 +98,3 @@ def test_picture_and_scores_follow_a_slider_and_the_setting_goes_into_the_job(no
     _until(view, "what was changed", lambda: view.get_by_text("CHANGED [").count() > 0, 60.0)
     assert "rollout." in view.get_by_text("CHANGED [").first.inner_text()
     assert seen.outside == [] and seen.console == []
-
-
-_AGAIN = ("""
-import robustrl
-from robustrl_widgets import TuningLab
-labs = globals().get("labs", [])
-labs.append(TuningLab(robustrl.corpus().of(seed=1)[0]))
-labs[-1]
-""", """print("SEEN", [lab._view_count for lab in labs], [lab.tuner._resting for lab in labs])""")
-
-
-@pytest.mark.timeout(300)
-def test_the_lab_of_a_cell_that_was_run_again_is_seen_nowhere_and_rests(lab: Lab, page: tuple[Any, Seen]) -> None:
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in _AGAIN])
-    made.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(made, lab.folder / "again.ipynb")
-    view, _ = page
-    view.goto(f"{lab.url}/lab/tree/again.ipynb?token={lab.token}", timeout=60_000)
-    view.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
-    _until(view, "the kernel to be ready", lambda: _kernel(lab) == "idle", 60.0)
-    cells = view.locator(".jp-Notebook .jp-Cell")
-    for seen in ("SEEN [1] [False]", "SEEN [0, 1] [True, False]"):
-        cells.first.click()
-        view.keyboard.press("Control+Enter")
-        view.wait_for_timeout(1000)  # the old view goes when the new output comes
-        _until(view, "the lab", lambda: view.locator(".rrl-tuning [data-score]").count() > 0, 60.0)
-        cells.nth(1).click()
-        view.keyboard.press("Control+Enter")
-        _until(view, seen, lambda seen=seen: seen in (cells.nth(1).text_content() or ""), 20.0)  # type: ignore[misc]
