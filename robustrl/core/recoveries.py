@@ -27,7 +27,7 @@ from .roles import Phase, RoleId, RoleKind
 INJECTION, LAST_SIGN, DECISION = "injection", "last sign of life", "decision"
 STAGES = "detect", "restart", "reconnect", "total"
 RECOVERED, OPEN, UNFINISHED = "recovered", "open", "unfinished"
-_ENDS = ("exited", "exception", "node_lost")
+ENDS = ("exited", "exception", "node_lost")
 """Rules that tell of an end, not since when something was wrong."""
 _TRAINS = (Phase.TRAIN, Phase.ADVANTAGE, Phase.OPTIMIZER)
 
@@ -248,7 +248,7 @@ class Recoveries:
             return
         recovery = self._of.get(role) or self._together(role)
         if recovery is None:
-            recovery = self._open(t, role, life, cause, since=verdict.onset if verdict and verdict.rule not in _ENDS else life.seen)
+            recovery = self._open(t, role, life, cause, since=verdict.onset if verdict and verdict.rule not in ENDS else life.seen)
         elif role not in recovery.members:
             self._join(recovery, role, incarnation)
         elif (member := recovery.members[role]).life == incarnation:
@@ -258,7 +258,7 @@ class Recoveries:
             recovery.cause = recovery.cause or cause
             if verdict and not recovery.rule and recovery.onset_by != DECISION:
                 recovery.rule = verdict.rule
-                if recovery.onset_by == LAST_SIGN and verdict.rule not in _ENDS:
+                if recovery.onset_by == LAST_SIGN and verdict.rule not in ENDS:
                     recovery.onset = min(verdict.onset, recovery.detected)
 
     def _open(self, t: float, role: str, life: _Life, cause: str, onset_by: str = LAST_SIGN, since: float = 0.0) -> _Open:

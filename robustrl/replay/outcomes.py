@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from ..core import events as ev
-from ..core.recoveries import RECOVERED, recoveries_of
+from ..core.recoveries import ENDS, RECOVERED, recoveries_of
 from ..core.roles import RoleId
 from .driving import Restarts, Said
-from .recording import FACTS, Recording
+from .recording import Recording
 from .run import AFTER, FAILED, WELL, Mark, Run
 
 DETECTED, MISSED, FALSE_ALARM, CONSEQUENCE, LEFT_ALONE = "detected", "missed", "false alarm", "consequence", "left alone"
@@ -124,7 +124,7 @@ def _mistakes(truths: Truths, recording: Recording, failed: Sequence[ev.Verdict]
         if verdict.role == anybody:
             return any(mark.start <= verdict.seen <= mark.end + AFTER for mark in truths.faults)
         life = verdict.role, verdict.incarnation
-        ended = (recording.over if verdict.rule in FACTS else recording.ends).get(life, math.inf)  # who was ended on purpose has exited
+        ended = (recording.over if verdict.rule in ENDS else recording.ends).get(life, math.inf)  # who was ended on purpose has exited
         return truths.excused(verdict.role, verdict.incarnation, verdict.seen) or ended <= verdict.seen
 
     return [verdict for verdict in failed if not right(verdict)]

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..core import events as ev
+from ..core.recoveries import ENDS
 from ..core.roles import QUIET, Phase
 from ..core.signals import GENERATING, SUPERVISOR
 from ..core.thresholds import KEEP_ALIVE, LEAST
@@ -34,8 +35,6 @@ _UNHEARD = (ev.TrajectoriesStarted, ev.TrajectoriesMoved, ev.TrajectoriesFinishe
             ev.TokensJournalled, ev.EvaluationDone, ev.PullProgress, ev.WarningRaised, ev.FaultPlanned, ev.FaultInjected, ev.FaultEnded,
             ev.FaultRevealed, ev.RecoverySettings, ev.VersionAnnounced, ev.PullSourceSwitched, ev.PullDiscarded)  # fmt: skip
 """What no detector reads; a detector of one's own may not know what was injected."""
-FACTS = ("exited", "exception", "node_lost")
-"""Rules that tell of an end."""
 _STEPPED_IN = ("failed", "restarting")
 _STEPS = (ev.ProcessExited, ev.ErrorRaised, ev.RestartDecided, ev.RoleStateChanged)
 ENDED = ("stopped", "retired", *_STEPPED_IN)
@@ -232,7 +231,7 @@ def _ends(entries: Sequence[ev.Entry]) -> tuple[dict[Life, float], dict[Life, fl
         if isinstance(event, ev.RoleStarted):
             places[event.role] = event.incarnation, event.node
         elif isinstance(event, ev.Verdict):
-            if event.kind == "failed" and event.rule not in FACTS:
+            if event.kind == "failed" and event.rule not in ENDS:
                 condemned.add((event.role, event.incarnation))
         elif isinstance(event, ev.ProcessExited | ev.ErrorRaised):
             life = event.role, event.incarnation
