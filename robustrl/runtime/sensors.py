@@ -1,6 +1,6 @@
 """What a node agent does: it watches role processes of its node from outside, by pidfd, /proc and status page. No Ray, no calls to a role.
 
-Promises: the end of a process is reported within some 40 ms, once, with the last lines of its log, and while the kernel is still freeing
+Promises: the end of a process is reported within some 50 ms, once, with the last lines of its log, and while the kernel is still freeing
 its memory: whoever must know that nothing of it is left waits for that himself (processes.wait_exit). Phase, step and version are sampled
 every ``period`` seconds; what of that is reported is core/sampling.py's to say: changes, limits passed, and a sign of life once a second.
 A process that is stopped (SIGSTOP) is no end; its samples show it, as progress, CPU time and stamp stand still.
@@ -26,8 +26,8 @@ from .status_page import Status, StatusReader
 
 _FLOOR = 0.05
 """Of a core: what counts as activity until the supervisor says otherwise."""
-_END_LOOK = 0.04
-"""Seconds between two looks for ends that their pidfd does not show yet."""
+_END_LOOK = 0.05
+"""Seconds between two looks for ends that their pidfd does not show yet: each second one is that for the samples."""
 _LAST_LINES = 20
 _LAST_BYTES = 16384
 log = logging.getLogger("sensors")

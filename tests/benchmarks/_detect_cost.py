@@ -1,9 +1,10 @@
 """What detection costs a live job (profile class): its processes' CPU time, and the step time with and without it, in turns.
 
-Without: the node agent is stopped, so that nothing is sampled and the detector has nothing to judge. The thresholds are those of the paper,
-except that an agent may be silent for hours. What is idle is measured too: the supervisor of the paused job without samples, which stands
-for any idle actor of ours. ``cpu_share``: what the agent uses beyond an idle actor, and the supervisor beyond itself without samples, for
-it leases weights and follows the rest of the log all the same. ``whole_share``: both beyond idle actors, those duties included.
+Without: the node agent is stopped, so that nothing is sampled and the detector has nothing to judge, and an actor that does nothing goes on
+in its place (in the other turns that one is stopped): what any actor of Ray costs is no cost of detection. The thresholds are those of the
+paper, except that an agent may be silent for hours. ``cpu_share``: what the agent uses beyond the idle actor, and the supervisor beyond
+itself without samples, for it leases weights and follows the rest of the log all the same. ``whole_share``: both beyond idle actors, those
+duties included.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ import robustrl
 from robustrl.core import events as ev
 from robustrl.job import Job
 from robustrl.runtime.processes import cpu_seconds
+from tests.benchmarks._idle_actor import idle_actor
 from tests.benchmarks._report import Row
 
-_BLOCKS, _MOST, _STEPS = 60, 240, 6
+_BLOCKS, _MOST, _STEPS = 120, 240, 6
 """Blocks of steps: so many, and more of them as long as the interval is wider than `_WIDTH`; and steps in each, of which the first does
 not count. With, without, without, with, and so on: what drifts on the machine meets both alike."""
 _WIDTH = 0.04
-_IDLE = 15.0
 _DRAWS = 2000
 
 
@@ -43,30 +44,28 @@ def cost() -> Row:
         used: dict[tuple[str, bool], float] = defaultdict(float)
         seconds: dict[bool, float] = defaultdict(float)
         low, high = 0.0, math.inf
-        try:
-            for block in range(_MOST):
-                on = block % 4 in (0, 3)
-                os.kill(agent, signal.SIGCONT if on else signal.SIGSTOP)
-                before, began = (cpu_seconds(agent), cpu_seconds(supervisor)), time.monotonic()
-                steps[on].append(_step_times(job))
-                for name, pid, start in zip(("agent", "supervisor"), (agent, supervisor), before, strict=True):
-                    used[name, on] += cpu_seconds(pid) - start
-                seconds[on] += time.monotonic() - began
-                if block % 2 and block + 1 >= _BLOCKS:
-                    low, high = bootstrap(steps[True], steps[False])
-                    if high - low <= _WIDTH:
-                        break
-            os.kill(agent, signal.SIGSTOP)
-            job.pause()
-            time.sleep(2.0)
-            before = cpu_seconds(supervisor)
-            time.sleep(_IDLE)
-            idle = (cpu_seconds(supervisor) - before) / _IDLE
-        finally:
-            os.kill(agent, signal.SIGCONT)
+        with idle_actor(job) as idler:
+            pids = {"agent": agent, "supervisor": supervisor, "idler": idler}
+            try:
+                for block in range(_MOST):
+                    on = block % 4 in (0, 3)
+                    for pid, runs in ((agent, on), (idler, not on)):
+                        os.kill(pid, signal.SIGCONT if runs else signal.SIGSTOP)
+                    before, began = {name: cpu_seconds(pid) for name, pid in pids.items()}, time.monotonic()
+                    steps[on].append(_step_times(job))
+                    for name, pid in pids.items():
+                        used[name, on] += cpu_seconds(pid) - before[name]
+                    seconds[on] += time.monotonic() - began
+                    if block % 2 and block + 1 >= _BLOCKS:
+                        low, high = bootstrap(steps[True], steps[False])
+                        if high - low <= _WIDTH:
+                            break
+            finally:
+                for pid in (agent, idler):
+                    os.kill(pid, signal.SIGCONT)
     with_it, without = sum(steps[True], []), sum(steps[False], [])
     agent_share, with_samples = used["agent", True] / seconds[True], used["supervisor", True] / seconds[True]
-    without_samples = used["supervisor", False] / seconds[False]
+    without_samples, idle = used["supervisor", False] / seconds[False], used["idler", False] / seconds[False]
     return {
         "steps": [len(with_it), len(without)], "step_s": [statistics.median(with_it), statistics.median(without)],
         "step_ratio": statistics.median(with_it) / statistics.median(without), "step_ratio_interval": [low, high],
