@@ -3,9 +3,13 @@ const WORDS = { w: "working", i: "waiting (normal)", d: "detect", r: "restart", 
 const PAINT = { w: "work", i: "idle", d: "det", r: "res", c: "rec", s: "soft" };
 const WINDOWS = [30, 60, 120, 300, 1200];
 
+// The words of the other views come first: Bokeh is a megabyte to bring and half a second to run.
+const calm = () => new Promise((soon) => (window.requestIdleCallback ? requestIdleCallback(soon, { timeout: 2000 }) : setTimeout(soon, 100)));
+
 // Once for all timelines of a page. A notebook's page asks for it: as part of the view's state it would be most of what a reload waits for.
 const load_bokeh = async (view) => {
   for (let tries = 0; !window.Bokeh?.embed && tries < 60; tries += 1) {
+    await calm();
     const { value } = await view.ask("bokeh");
     if (value && !window.Bokeh?.embed) document.head.append(h("script", {}, value));
     else if (!value) await new Promise((soon) => setTimeout(soon, 1000));
