@@ -175,7 +175,7 @@ def told(role: str, kinds: tuple[str, str], offset: float, late: float) -> tuple
 
 
 @pytest.mark.parametrize("role", ["trainer-0", "rollout-0"])
-@pytest.mark.parametrize("first, second", itertools.product(sorted(PROOFS), repeat=2))
+@pytest.mark.parametrize("first, second", list(itertools.product(sorted(PROOFS), repeat=2)))
 def test_of_any_two_faults_each_is_told_for_itself(role: str, first: str, second: str) -> None:
     for offset, late in itertools.product(OFFSETS, (0.01, 0.04, 0.06)):
         story, faults, recoveries = told(role, (first, second), offset, late)
