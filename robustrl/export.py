@@ -138,11 +138,11 @@ def _recoveries(trace: _Trace, entries: Sequence[ev.Entry], end: float) -> None:
     for found in recoveries_of(entries):
         track = f"{found.role}: recoveries"
         facts = {"cause": found.cause, "mode": found.mode, "standby": found.standby, "roles": list(found.roles), "outcome": found.outcome}
-        trace.slice(_RECOVERIES, track, f"recovery {found.number}", found.onset, found.back or end, **facts)
+        trace.slice(_RECOVERIES, track, f"recovery {found.number}", found.onset, found.until or end, **facts)
         times = [found.onset, found.detected, found.ready, found.back]
         for name, begin, until in zip(("detect", "restart", "reconnect"), times, times[1:], strict=False):
             if begin is not None:
-                trace.slice(_RECOVERIES, track, name, begin, end if until is None else until)
+                trace.slice(_RECOVERIES, track, name, begin, found.until or end if until is None else until)
 
 
 def write_perfetto(run: str | Path, path: str | Path) -> int:

@@ -233,7 +233,7 @@ class _Books:
     # -- time -
 
     def outage(self, recovery: Recovery) -> Interval:
-        return recovery.onset, self.end if recovery.back is None else recovery.back
+        return recovery.onset, self.end if recovery.until is None else recovery.until
 
     def _stops_trainer(self, recovery: Recovery) -> bool:
         return any(RoleId.parse(role).kind is RoleKind.TRAINER for role in recovery.roles)

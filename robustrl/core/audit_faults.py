@@ -12,6 +12,7 @@ import math
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log, kind_of
 from robustrl.core.audit_proofs import BENIGN, PROOFS, is_number, is_text, lacks, undone
+from robustrl.core.fault_book import FATAL
 from robustrl.core.roles import PHASES
 
 _OUTCOMES = ("over", "aborted", "refused", "vanished", "not_fired")
@@ -21,9 +22,7 @@ _CUT_OFF = 5.0
 _EPSILON = 1e-6
 
 
-_ENDS = ("kill", "node_loss", "exception", "memory_exhaustion", "clean_exit")
-"""Kinds after which the process is no more."""
-_ENDLESS = ("first_compile", "full_disk", "idle_rollout", "long_first_token")
+_ENDLESS = ("first_compile", "full_disk")
 """Kinds that are over only once their target comes to something again."""
 _AHEAD = 2
 """Optimizer steps by which a target may be ahead of the log."""
@@ -108,7 +107,7 @@ def _hits(log: Log, planned: dict[int, ev.FaultPlanned]) -> Found:
         over = min(gone.get((hit.role, hit.incarnation), math.inf), lost.get(hit.node, math.inf))
         shown = over < math.inf
         cut_off = bool(log.status) and times[log.entries[-1].seq] - times[seq] <= _CUT_OFF
-        if order.kind in _ENDS and log.status and not shown and not cut_off:
+        if order.kind in FATAL and log.status and not shown and not cut_off:
             yield seq, f"{what}: the log knows of no end of that process"
         late = times[log.entries[-1].seq] > times[seq] + (seconds := _lasts(order)) + _CUT_OFF
         still_there = over > times[seq] + seconds + _CUT_OFF

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from robustrl.core import events as ev
 from robustrl.core.audit_log import Found, Log, kind_of
-from robustrl.core.recoveries import recoveries_of
+from robustrl.core.recoveries import FAILED_AGAIN, recoveries_of
 from robustrl.core.roles import RoleKind, RoleState, check_transition, first_state
 
 
@@ -99,6 +99,8 @@ def recoveries(log: Log) -> Found:
     for found in recoveries_of(log.entries):
         open_for = ended - found.detected
         what = f"recovery {found.number} ({found.role} incarnation {found.incarnation})"
+        if found.outcome == FAILED_AGAIN:
+            continue  # the next one shows how it went on
         if found.back is None and not found.mode and open_for > _SETTLED and not observed:
             yield log.end, f"{what}: nothing was decided in the {open_for:.0f} s from its failure to the end of the run"
         elif found.back is None and found.mode and open_for > limits.role_start + limits.call:

@@ -3,11 +3,14 @@
 Promises: pure; equal logs give equal books; a fault counts as injected by its proof alone, as detected only by a verdict about a life that
 it hit (``failed``, or for a fault that its target survives, ``reported``), as recovered once each of its targets is healthy after it was
 seen not to be, as confirmed once each has made new progress since; a target that fails again before that is to recover once more.
+That a process has ended is the detection of a fault that ends it, and of no other: where a hang's target is killed before anybody has
+noticed the hang, nothing more comes of that one, and its outcome is ``vanished``.
 Times are the host's. Leaves out: whether a fault took the effect that its kind implies (core/audit_faults.py).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +22,12 @@ from .roles import RoleKind, RoleState
 
 STAGES = ("planned", "injected", "detected", "recovered", "confirmed")
 NEVER_FIRED = ("refused", "vanished", "not_fired")
+ENDS = ("exited", "exception", "node_lost")
+"""Rules that tell of an end, not since when something was wrong."""
+FATAL = ("kill", "node_loss", "exception", "memory_exhaustion", "clean_exit")
+"""Kinds of faults after which the process is no more."""
+ENDING = (*FATAL, "partition")
+"""Those that are noticed by that: of who is cut off for long nothing is left either."""
 SURVIVED = ("slow", "delay", "corrupt_weights", "corrupt_snapshot", "full_disk")
 """Kinds of faults that leave their target at work: nobody is to call it failed, and what is reported of it is their detection."""
 _SECRET = "hidden"
@@ -47,6 +56,8 @@ class Hit:
     progressed: float | None = None
     mark: tuple[int, ...] | None = None
     """What its first sample since then showed."""
+    gone: float | None = None
+    """When that life ended by something else, before the fault was detected."""
 
 
 @dataclass(slots=True)
@@ -78,11 +89,19 @@ class FaultView:
     suspected: Seen | None = None
     detected: Seen | None = None
     outcome: str = ""
-    """Of its FaultEnded: over, aborted, refused, vanished, not_fired; empty: none yet."""
+    """Of its FaultEnded: over, aborted, refused, vanished, not_fired; empty: none yet. Without one: vanished, if all that it hit ended
+    before it was detected."""
     reason: str = ""
     ended: float | None = None
     revealed: bool = False
     guess: str = ""
+    inferred: bool = False
+    """The outcome is no FaultEnded's."""
+
+    @property
+    def disabling(self) -> bool:
+        """Its target is out of service until it is replaced or the fault is over."""
+        return not self.benign and self.kind not in SURVIVED
 
     @property
     def injected(self) -> float | None:
@@ -90,12 +109,12 @@ class FaultView:
 
     @property
     def recovered(self) -> float | None:
-        times = [hit.healthy for hit in self.hits]
+        times = [hit.healthy for hit in self.hits if hit.gone is None]
         return None if not times or None in times else max(times)  # type: ignore[type-var]
 
     @property
     def confirmed(self) -> float | None:
-        times = [hit.progressed for hit in self.hits]
+        times = [hit.progressed for hit in self.hits if hit.gone is None]
         return None if not times or None in times else max(times)  # type: ignore[type-var]
 
     @property
@@ -107,8 +126,8 @@ class FaultView:
     @property
     def settled(self) -> bool:
         """Nothing more is to come of it."""
-        over = self.outcome != "" and (not self.hits or all(hit.unhealthy is None or hit.progressed is not None for hit in self.hits))
-        return self.confirmed is not None or over
+        left = [hit for hit in self.hits if hit.gone is None and hit.unhealthy is not None and hit.progressed is None]
+        return self.confirmed is not None or (self.outcome != "" and not left)
 
     def closed(self, t: float) -> bool:
         """As `settled`, and what follows the end of a fault has had its time."""
@@ -150,7 +169,11 @@ class FaultBook:
     _verdicts: dict[tuple[str, int], list[tuple[float, ev.Verdict]]] = field(default_factory=dict)
     _down: dict[tuple[str, int], float] = field(default_factory=dict)
     """Life -> when it was first said to have ended. It may be logged ahead of the fault that ended it."""
+    _given_up: dict[tuple[str, int], tuple[float, str]] = field(default_factory=dict)
+    """Life -> when it was called failed while it was there, or its end was decided, in words: no verdict is said of what comes then."""
     _times: FaultTimes = field(default_factory=FaultTimes)
+    _over: bool = False
+    """The run ends, and with it every process."""
 
     def __getitem__(self, number: int) -> FaultView:
         return self.faults[number]
@@ -165,9 +188,15 @@ class FaultBook:
         match event:  # in order of frequency
             case ev.RoleSample():
                 self._sample(entry, event)
+            case ev.EndDecided() | ev.RunEnded() | ev.RunResumed():
+                self._over = not isinstance(event, ev.RunResumed)
             case ev.Verdict():
                 self._verdicts.setdefault((event.role, event.incarnation), []).append((entry.t, event))
+                if event.kind == "failed" and event.rule not in ENDS:
+                    self._given_up.setdefault((event.role, event.incarnation), (entry.t, "was called failed before it struck"))
                 self._judged(entry.t, event)
+            case ev.RestartDecided(role=role, incarnation=incarnation):
+                self._given_up.setdefault((role, incarnation), (entry.t, "was to be replaced before it struck"))
             case ev.RoleStateChanged():
                 self._change(entry.t, event)
             case ev.ProcessExited(role=role, incarnation=incarnation):
@@ -175,15 +204,15 @@ class FaultBook:
             case ev.FaultInjected():
                 self._inject(entry, event)
             case ev.FaultEnded():
-                if (view := self.faults.get(event.fault)) and not view.outcome:
-                    view.outcome, view.reason, view.ended = event.outcome, event.reason, entry.t
+                if (view := self.faults.get(event.fault)) and (not view.outcome or view.inferred):
+                    view.outcome, view.reason, view.ended, view.inferred = event.outcome, event.reason, entry.t, False
             case ev.FaultRevealed():
                 if view := self.faults.get(event.fault):
                     view.revealed, view.guess = True, event.guess
             case ev.NodeLost(node=node):
-                for _, hit in self._hits():
+                for view, hit in self._hits():
                     if hit.node == node and entry.t >= hit.t:
-                        hit.unhealthy = hit.unhealthy or entry.t
+                        self._lost(view, hit, entry.t)
             case ev.PullDiscarded() | ev.PullSourceSwitched() | ev.PullCommitted():
                 self._weights(entry.t, event)
             case ev.WarningRaised() | ev.SnapshotCopied():
@@ -197,7 +226,7 @@ class FaultBook:
     def _hits_of(self, role: str, incarnation: int, t: float) -> list[tuple[FaultView, Hit]]:
         """Whom to ascribe to what is said of this life at ``t``: the faults that last, else those that are over."""
         hits = [(view, hit) for view, hit in self._hits() if (hit.role, hit.incarnation) == (role, incarnation) and t >= hit.t]
-        return [(view, hit) for view, hit in hits if not view.outcome] or hits
+        return [(view, hit) for view, hit in hits if not view.outcome or view.inferred] or hits
 
     def _inject(self, entry: ev.Entry, event: ev.FaultInjected) -> None:
         view = self.faults.get(event.fault)
@@ -205,20 +234,25 @@ class FaultBook:
             return
         t = max(view.planned, self._times.done(entry, event))
         hit = Hit(event.role, event.incarnation, event.node, event.pid, event.phase, event.step, t, event.proof)
-        self._take_back(event.role, event.incarnation, t)
+        self._take_back(view, event.role, event.incarnation, t)
         view.hits.append(hit)
         life = (event.role, event.incarnation)
+        given_up, why = self._given_up.get(life, (math.inf, ""))
+        if given_up < t <= self._down.get(life, math.inf):
+            self._vanish(view, hit, t, why)
+            return
         for at, verdict in self._verdicts.get(life, []):
             if at >= t:
                 self._judge(view, hit, at, verdict)
         if self._down.get(life, -1.0) >= t:
             self._fell(self._down[life], *life)
 
-    def _take_back(self, role: str, incarnation: int, t: float) -> None:
-        """A fault hit this life at ``t``, and what it led to was said before: that is no longer a matter of faults that were over."""
+    def _take_back(self, found: FaultView, role: str, incarnation: int, t: float) -> None:
+        """A fault hit this life at ``t``, and what it led to was said before: that is no longer a matter of faults that were over, nor, if
+        it disables its target, of those that do not."""
         for view, hit in self._hits():
-            if view.outcome and (hit.role, hit.incarnation) == (role, incarnation):
-                view.suspected = view.detected = None
+            if (view.outcome or (found.disabling and not view.disabling)) and (hit.role, hit.incarnation) == (role, incarnation):
+                view.suspected, view.detected = (seen if seen and seen.t < t else None for seen in (view.suspected, view.detected))
                 if hit.unhealthy is not None and hit.unhealthy >= t:
                     hit.unhealthy = None
                 for at, verdict in self._verdicts.get((role, incarnation), []):
@@ -231,6 +265,11 @@ class FaultBook:
 
     def _judge(self, view: FaultView, hit: Hit, t: float, verdict: ev.Verdict) -> None:
         seen = Seen(t, verdict.role, verdict.incarnation, verdict.kind, verdict.rule, t - hit.t)
+        if verdict.kind in ("suspect", "failed") and not view.disabling and self._disabled(hit, t):
+            return
+        if verdict.kind == "failed" and verdict.rule in ENDS and view.kind not in ENDING:
+            self._lost(view, hit, t)
+            return
         if verdict.kind == "suspect":
             view.suspected = view.suspected or seen
         elif verdict.kind == "failed":
@@ -238,15 +277,45 @@ class FaultBook:
                 view.detected = seen
         elif verdict.kind == "reported" and view.kind in SURVIVED and verdict.rule != "peer_gone":  # others lose that with a dead peer
             view.detected = view.detected or seen
+        if view.detected is seen:
+            self._regain(view, hit)
         if verdict.kind in ("suspect", "failed"):
             hit.unhealthy = hit.unhealthy or t
+
+    def _disabled(self, hit: Hit, t: float) -> bool:
+        """Whether another fault, which disables that life, lasted at ``t``."""
+        return any(
+            (other.role, other.incarnation) == (hit.role, hit.incarnation) and other.t <= t and (view.ended is None or t <= view.ended)
+            for view, other in self._hits() if view.disabling
+        )  # fmt: skip
+
+    def _lost(self, view: FaultView, hit: Hit, t: float) -> None:
+        """The life that it hit has ended, whatever from."""
+        if view.kind in ENDING or view.detected is not None:
+            hit.unhealthy = hit.unhealthy or t
+            return
+        if not self._over:
+            self._vanish(view, hit, t, f"ended before it was {'over' if view.benign else 'detected'}")
+
+    def _vanish(self, view: FaultView, hit: Hit, t: float, why: str) -> None:
+        hit.gone = hit.gone or t
+        if not view.outcome and all(each.gone is not None for each in view.hits):
+            view.outcome, view.ended, view.inferred = "vanished", t, True
+            view.reason = f"{hit.role} incarnation {hit.incarnation} {why}"
+
+    def _regain(self, view: FaultView, hit: Hit) -> None:
+        """It is detected after all: the word of that came after the word of the end, or what it did outlived its target."""
+        hit.gone = None
+        if view.inferred:
+            view.outcome, view.reason, view.ended, view.inferred = "", "", None, False
 
     def _fell(self, t: float, role: str, incarnation: int) -> None:
         self._down.setdefault((role, incarnation), t)
         self._lost_again(role, incarnation)
         for view, hit in self._hits_of(role, incarnation, t):
-            hit.unhealthy = hit.unhealthy or t
-            if role == RoleKind.SUPERVISOR and view.detected is None:  # the judge cannot judge its own death: the host's word
+            self._lost(view, hit, t)
+            if role == RoleKind.SUPERVISOR and view.detected is None and view.kind in ENDING:
+                # the judge cannot judge its own death: the host's word
                 view.detected = Seen(t, role, incarnation, "failed", "exit seen by the host", t - hit.t)
 
     def _change(self, t: float, event: ev.RoleStateChanged) -> None:
@@ -254,13 +323,15 @@ class FaultBook:
             if event.new == RoleState.FAILED:
                 self._lost_again(event.role, event.incarnation)
             for _, hit in self._hits_of(event.role, event.incarnation, t):
-                hit.unhealthy = hit.unhealthy or t
+                if hit.gone is None:
+                    hit.unhealthy = hit.unhealthy or t
         elif event.new == RoleState.HEALTHY:
             for view, hit in self._hits():
                 if hit.role != event.role or event.incarnation < hit.incarnation or t < hit.t or hit.healthy is not None:
                     continue
-                if hit.unhealthy is not None or (event.incarnation > hit.incarnation and not view.outcome):
-                    hit.unhealthy = hit.unhealthy or t
+                if event.incarnation > hit.incarnation and not view.outcome:
+                    self._lost(view, hit, t)
+                if hit.unhealthy is not None and hit.gone is None:
                     hit.healthy, hit.life, hit.mark = t, event.incarnation, None
 
     def _lost_again(self, role: str, incarnation: int) -> None:
@@ -289,6 +360,7 @@ class FaultBook:
                 if hit.unhealthy is not None and hit.healthy is None:
                     hit.healthy = hit.progressed = t
             elif hit.unhealthy is None and "checksum" in event.reason and t >= hit.t:
+                self._regain(view, hit)
                 view.detected = Seen(t, event.target, 0, "reported", "checksum of a chunk", t - hit.t)
                 hit.unhealthy = t
 
@@ -298,7 +370,7 @@ class FaultBook:
             if isinstance(event, ev.SnapshotCopied):
                 if event.holder == "disk" and hit.unhealthy is not None and hit.healthy is None:
                     hit.healthy = hit.progressed = t
-            elif hit.unhealthy is None and "no checkpoint" in event.text and t >= hit.t:
+            elif hit.unhealthy is None and hit.gone is None and "no checkpoint" in event.text and t >= hit.t:
                 view.detected = Seen(t, hit.role, hit.incarnation, "reported", "a checkpoint that failed", t - hit.t)
                 hit.unhealthy = t
 
@@ -306,6 +378,7 @@ class FaultBook:
         for view, hit in self._hits("corrupt_snapshot"):
             if isinstance(event, ev.SnapshotRefused):
                 if hit.unhealthy is None and t >= hit.t:
+                    self._regain(view, hit)
                     view.detected = Seen(t, event.role, event.incarnation, "reported", "check of a snapshot", t - hit.t)
                     hit.unhealthy = t
             elif isinstance(event, ev.SnapshotRestored):

@@ -5,10 +5,11 @@ A recovery begins with the failure of one life of a role and ends when all that 
     onset --detect--> first word of the failure --restart--> the new process is ready --reconnect--> back
 
 *Onset* is the moment at which the fault was done, by the injector's proof, where the log has it, else the last sign of life. A fault that
-was over while the role still gave signs of life is not what its failure came from. *Back* is
-healthy: a rollout has then committed a checked version, a trainer has been restored and has met its peers. A trainer that has something to
-train is back when it trains. What dies again on its way belongs to the same recovery, as another attempt; so do ranks that fail together,
-and all roles of a full restart.
+was over while the role still gave signs of life is not what its failure came from; nor is one that leaves its process there what an end
+came from, where another did that. *Back* is healthy: a rollout has then committed a checked version, a trainer has been restored and has
+met its peers. A trainer that has something to train is back when it trains. What dies again before all are healthy belongs to the same
+recovery, as another attempt; so do ranks that fail together, and all roles of a full restart. What fails after that is a failure of its
+own, with a recovery of its own; a trainer's that it had then not trained is over, and never was one.
 Leaves out: what an outage cost (accounting.py), and whether the recovery was the right one (audit).
 """
 
@@ -21,14 +22,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from . import events as ev
+from .fault_book import ENDING, ENDS
 from .fault_times import FaultTimes
 from .roles import Phase, RoleId, RoleKind
 
 INJECTION, LAST_SIGN, DECISION = "injection", "last sign of life", "decision"
 STAGES = "detect", "restart", "reconnect", "total"
-RECOVERED, OPEN, UNFINISHED = "recovered", "open", "unfinished"
-ENDS = ("exited", "exception", "node_lost")
-"""Rules that tell of an end, not since when something was wrong."""
+RECOVERED, OPEN, UNFINISHED, FAILED_AGAIN = "recovered", "open", "unfinished", "failed again"
 _TRAINS = (Phase.TRAIN, Phase.ADVANTAGE, Phase.OPTIMIZER)
 
 
@@ -64,7 +64,9 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     lives: tuple[tuple[str, int, int], ...]
     """Of each of ``roles``: the life that it began with, and how many new lives were started."""
     outcome: str
-    """recovered, open, or unfinished: the run ended before."""
+    """recovered, open, unfinished: the run ended before, or failed again: so did a trainer that was healthy again, before it trained."""
+    until: float | None
+    """When it was back, or nothing more was to come of it; None: open."""
 
     @property
     def attempts(self) -> int:
@@ -126,14 +128,25 @@ class _Open:
     onset_by: str
     detected: float
     cause: str = ""
+    fell: bool = False
+    """Its first word was that of an end."""
     rule: str = ""
     mode: str = ""
     standby: str = ""
     decided: float | None = None
     faults: list[int] = field(default_factory=list)
+    causes: list[tuple[float, int]] = field(default_factory=list)
+    """(when, which) of those that hit a life which was to be replaced."""
     members: dict[str, _Member] = field(default_factory=dict)
     back: float | None = None
-    over: bool = False
+    ended: float | None = None
+    """Without being back."""
+    again: bool = False
+    """So because a trainer that was healthy again failed before it trained."""
+
+    @property
+    def over(self) -> bool:
+        return self.back is not None or self.ended is not None
 
     def record(self) -> Recovery:
         ready = [member.ready for member in self.members.values()]
@@ -158,7 +171,8 @@ class _Open:
             decided=self.decided,
             ready=done,
             back=back,
-            outcome=RECOVERED if back is not None else UNFINISHED if self.over else OPEN,
+            outcome=RECOVERED if back is not None else FAILED_AGAIN if self.again else OPEN if self.ended is None else UNFINISHED,
+            until=self.ended if back is None else back,
         )
 
 
@@ -172,6 +186,7 @@ class Recoveries:
         self._full: _Open | None = None
         self._lives: dict[str, _Life] = {}
         self._injected: dict[tuple[str, int], list[tuple[float, int]]] = {}
+        self._kinds: dict[int, str] = {}
         self._ended: dict[int, float] = {}
         """Fault -> when it was over."""
         self._times = FaultTimes()
@@ -213,17 +228,19 @@ class Recoveries:
             case ev.RoleStateChanged(role=role, incarnation=incarnation, new=new):
                 self._change(t, role, incarnation, new, entry.event.reason)
             case ev.ErrorRaised(role=role, incarnation=incarnation, error=error, text=text):
-                self._fail(t, role, incarnation, f"{error}: {text}")
+                self._fail(t, role, incarnation, f"{error}: {text}", fell=True)
             case ev.ProcessExited(role=role, incarnation=incarnation) as event:
-                self._fail(t, role, incarnation, event.in_words)
+                self._fail(t, role, incarnation, event.in_words, fell=True)
             case ev.NodeLost(node=node, reason=reason):
                 for role, life in list(self._lives.items()):
                     if life.node == node:
-                        self._fail(t, role, life.incarnation, f"{node} was lost: {reason}")
+                        self._fail(t, role, life.incarnation, f"{node} was lost: {reason}", fell=True)
             case ev.Verdict(kind="failed") as event:
                 self._fail(t, event.role, event.incarnation, f"rule {event.rule}", event)
             case ev.RestartDecided() as event:
                 self._decide(t, event)
+            case ev.FaultPlanned(fault=fault, kind=kind):
+                self._kinds[fault] = kind
             case ev.FaultInjected(role=role, incarnation=incarnation, fault=fault) as event:
                 self._inject(self._times.done(entry, event), role, incarnation, fault)
             case ev.FaultEnded(fault=fault):
@@ -233,22 +250,23 @@ class Recoveries:
             case ev.Resumed():
                 self._paused = False
             case ev.EndDecided() | ev.RunEnded() if not self._over:
-                self._end()
+                self._end(t)
             case ev.RunResumed():
                 if not self._over:
-                    self._end()
+                    self._end(t)
                 self._over = self._paused = False
                 self._lives.clear()
 
     # -- what failed ---
 
-    def _fail(self, t: float, role: str, incarnation: int, cause: str, verdict: ev.Verdict | None = None) -> None:
+    def _fail(self, t: float, role: str, incarnation: int, cause: str, verdict: ev.Verdict | None = None, fell: bool = False) -> None:
         life = self._lives.get(role)
         if self._over or life is None or life.incarnation != incarnation or life.ended_well:
             return
-        recovery = self._of.get(role) or self._together(role)
+        recovery = self._under_way(t, role, incarnation) or self._together(role)
         if recovery is None:
-            recovery = self._open(t, role, life, cause, since=verdict.onset if verdict and verdict.rule not in ENDS else life.seen)
+            since = verdict.onset if verdict and verdict.rule not in ENDS else life.seen
+            recovery = self._open(t, role, life, cause, since=since, fell=fell)
         elif role not in recovery.members:
             self._join(recovery, role, incarnation)
         elif (member := recovery.members[role]).life == incarnation:
@@ -260,11 +278,33 @@ class Recoveries:
                 recovery.rule = verdict.rule
                 if recovery.onset_by == LAST_SIGN and verdict.rule not in ENDS:
                     recovery.onset = min(verdict.onset, recovery.detected)
+                self._date(recovery)
 
-    def _open(self, t: float, role: str, life: _Life, cause: str, onset_by: str = LAST_SIGN, since: float = 0.0) -> _Open:
+    def _under_way(self, t: float, role: str, incarnation: int) -> _Open | None:
+        """The recovery that this life's failure at ``t`` is a part of. It is none of one whose roles are all healthy again."""
+        recovery = self._of.get(role)
+        if recovery is None or (member := recovery.members[role]).life != incarnation:
+            return recovery
+        if any(each.healthy is None for each in recovery.members.values()):
+            return recovery
+        if member.kind is RoleKind.TRAINER:  # it alone was waited for
+            recovery.ended, recovery.again = t, True
+            self._release(recovery)
+        else:
+            del self._of[role]
+        own = {fault for _, fault in self._injected.get((role, incarnation), ())}
+        recovery.faults = [fault for fault in recovery.faults if fault not in own]
+        return None
+
+    def _release(self, recovery: _Open) -> None:
+        self._of = {role: other for role, other in self._of.items() if other is not recovery}
+
+    def _open(
+        self, t: float, role: str, life: _Life, cause: str, onset_by: str = LAST_SIGN, since: float = 0.0, fell: bool = False
+    ) -> _Open:
         """``since``: a fault that was over before then did not lead to it."""
         onset = t if onset_by == DECISION else min(life.seen, t)
-        recovery = _Open(len(self._all) + 1, role, life.incarnation, life.node, self._step, onset, onset_by, t, cause)
+        recovery = _Open(len(self._all) + 1, role, life.incarnation, life.node, self._step, onset, onset_by, t, cause, fell)
         self._all.append(recovery)
         self._join(recovery, role, life.incarnation)
         for injected, fault in self._injected.get((role, life.incarnation), ()):
@@ -285,15 +325,28 @@ class Recoveries:
     def _inject(self, t: float, role: str, incarnation: int, fault: int) -> None:
         """The word of it may come after that of its effect."""
         self._injected.setdefault((role, incarnation), []).append((t, fault))
-        if recovery := self._of.get(role):
-            self._blame(recovery, t, fault, first=recovery.members[role].first == incarnation)
+        if (recovery := self._of.get(role)) and incarnation >= (first := recovery.members[role].first):
+            decided = t if recovery.decided is None else recovery.decided
+            led_to_it = t <= (decided if role == recovery.role else recovery.detected)
+            self._blame(recovery, t, fault, first=incarnation == first and led_to_it)
 
     def _blame(self, recovery: _Open, t: float, fault: int, first: bool) -> None:
-        """``first``: it hit a life that was to be replaced, not one of those that came for it."""
-        if first and recovery.onset_by == LAST_SIGN:
-            recovery.onset, recovery.onset_by = min(t, recovery.detected), INJECTION
+        """``first``: it hit a life that was to be replaced, before that was decided, not one of those that came for it."""
+        if first:
+            recovery.causes.append((t, fault))
+            self._date(recovery)
         if fault not in recovery.faults:
             recovery.faults.append(fault)
+
+    def _date(self, recovery: _Open) -> None:
+        """The onset is that of the first fault that can have led to a failure of its sort, if any can, else of the first one."""
+        if recovery.onset_by == DECISION or not recovery.causes:
+            return
+        fell = recovery.rule in ENDS if recovery.rule else recovery.fell
+        kinds = self._kinds
+        fitting = [t for t, fault in recovery.causes if fault not in kinds or (kinds[fault] in ENDING) == fell]
+        recovery.onset = min(*(fitting or [t for t, _ in recovery.causes]), recovery.detected)
+        recovery.onset_by = INJECTION
 
     # -- what was done about it ---
 
@@ -301,10 +354,10 @@ class Recoveries:
         life = self._lives.get(event.role)
         if self._over or life is None or life.incarnation != event.incarnation:
             return
-        recovery = self._of.get(event.role)
+        recovery = self._under_way(t, event.role, event.incarnation)
         if recovery is None and event.mode == "full":
-            if self._full is None or self._full.back is not None:
-                self._full = next((found for found in self._all if found.back is None and found.mode in ("", "full")), None)
+            if self._full is None or self._full.over:
+                self._full = next((found for found in self._all if not found.over and found.mode in ("", "full")), None)
             recovery = self._full
             if recovery is not None:
                 self._join(recovery, event.role, event.incarnation)
@@ -367,13 +420,12 @@ class Recoveries:
         recovery = self._of[role]
         if all(member.healthy is not None and member.back is not None for member in recovery.members.values()):
             recovery.back = max(member.back or 0.0 for member in recovery.members.values())
-            for each in recovery.members:
-                del self._of[each]
+            self._release(recovery)
 
-    def _end(self) -> None:
+    def _end(self, t: float) -> None:
         self._over = True
         for recovery in {id(found): found for found in self._of.values()}.values():
-            recovery.over = True
+            recovery.ended = t
             if all(member.healthy is not None for member in recovery.members.values()):
                 recovery.back = max(member.back or member.healthy or 0.0 for member in recovery.members.values())
         self._of.clear()

@@ -76,9 +76,13 @@ class Disturbance:
             if order.kind in _HELD and order.role == role and not self._off(order):
                 self._begin(role, order)
                 self._say(order, {"held": "tokens" if order.kind == "long_first_token" else "requests"})
-        for order in self._ended(role):
-            self._over(order)
+        self.release(role)
         return role in self._holding
+
+    def release(self, role: str) -> None:
+        """What holds ``role``'s work back no longer is told of, also while there is no work that would be."""
+        for order in self._ended(role) if self._holding else ():
+            self._over(order)
 
     def disk(self, folder: Path) -> None:
         """Called by who is about to write to ``folder``, in the thread that writes: a full disk begins here, and ends."""

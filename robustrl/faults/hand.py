@@ -171,11 +171,10 @@ class Hand:
     def _kill(self, order: Order, process: ProcessId, status: Status, called_off: threading.Event) -> None:
         began = time.monotonic()
         with self._lock:
-            if called_off.is_set():
-                return
-            sent = send_signal(process, signal.SIGKILL)
+            if called_off.is_set() or not (is_alive(process) and send_signal(process, signal.SIGKILL)):
+                return  # if its target has ended, the host knows
             self._holders.pop(process, None)
-        gone = sent and wait_exit(process, _GONE)
+        gone = wait_exit(process, _GONE)
         self._report(order, status, began, {"signal": "SIGKILL", "process": "gone" if gone else process_state(process.pid)})
 
     def _hang(self, order: Order, process: ProcessId, status: Status, called_off: threading.Event) -> None:
@@ -203,12 +202,16 @@ class Hand:
             self._over(order, process, f"it runs at full speed again after {seconds:g} s", f"its {seconds:g} s are over")
 
     def _stop(self, process: ProcessId, fault: int) -> str:
-        """SIGSTOP; the state of the process once that has taken effect: T, or what it is after a second. Empty: see `_hold`."""
+        """SIGSTOP; the state of the process once that has taken effect: T, or what it is after a second. Empty: it is called off, or the
+        process has ended."""
         if not self._hold(process, fault):
             return ""
         deadline = time.monotonic() + _TAKES_EFFECT
         while (state := process_state(process.pid)) not in "TZX" and time.monotonic() < deadline:
             time.sleep(0.0005)
+        if state in ("Z", "X"):  # somebody else's doing
+            self._let_go(process, fault)
+            return ""
         return state
 
     def _over(self, order: Order, process: ProcessId, alone: str, held: str) -> None:

@@ -94,7 +94,7 @@ class Planner:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits for its moment or its proof."""
+        """Nothing waits for its moment, its proof, or, where somebody else carries it, its end."""
         return not self._waiting and not self._armed and not self._damaged and all(series.stopped for series in self._series.values())
 
     @property
@@ -256,18 +256,22 @@ class Planner:
         armed, view = self._armed[number], self.book.faults.get(number)
         if view is None:
             return None
-        if view.hits or view.outcome:
+        held = bool(view.hits) and isinstance(armed.fault, IdleRollout)  # over with its carrier, which tells of any other end
+        if view.outcome or (view.hits and not held):
             del self._armed[number]
             if view.kind in ("corrupt_weights", "corrupt_snapshot") and not view.outcome:
                 self._damaged[number] = self.state.step
             return None
-        ended = self._ended(armed)
+        ended = [name for name in self._ended(armed) if not held or name != armed.role]
         if not ended:
             return None
         armed.gone = now if armed.gone is None else armed.gone
         if now < armed.gone + _GRACE:
             return None
         del self._armed[number]
+        if held:
+            reason = f"{ended[0]} incarnation {armed.lives[ended[0]]} ended, which held the requests back"
+            return ev.FaultEnded(fault=number, outcome="over", reason=reason)
         reason = f"{ended[0]} incarnation {armed.lives[ended[0]]} ended before it struck"
         return ev.FaultEnded(fault=number, outcome="vanished", reason=reason)
 
@@ -346,7 +350,7 @@ class Planner:
             raise ConfigError("fault", number, f"there are {', '.join(map(str, self.book.faults)) or 'none yet'}")
         if self._waiting.pop(number, None) is not None:
             return None
-        if view.outcome:
+        if view.outcome and not view.inferred:
             raise RobustRLError(f"fault {number} ({view.kind}) has ended already: {view.outcome}")
         if not view.hits:
             if (armed := self._armed.get(number)) is None:

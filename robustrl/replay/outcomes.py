@@ -15,8 +15,10 @@ from typing import Any
 import msgspec
 
 from ..core import events as ev
-from ..core.recoveries import ENDS, RECOVERED, recoveries_of
+from ..core.fault_book import ENDING, ENDS
+from ..core.recoveries import RECOVERED, recoveries_of
 from ..core.roles import RoleId
+from ..faults.catalogue import CATALOGUE
 from .driving import Restarts, Said
 from .recording import Recording
 from .run import AFTER, FAILED, WELL, Mark, Run
@@ -139,6 +141,8 @@ def _fault(mark: Mark, failed: Sequence[ev.Verdict], beyond: ev.Verdict | None, 
         lasted = (recording.end if (mark.role, mark.incarnation) in recording.called else mark.end) - mark.start
     for verdict in failed:
         role = mark.role if verdict.role in names else ""
+        if verdict.rule in ENDS and mark.fault and mark.kind in CATALOGUE and mark.kind not in ENDING:
+            continue  # somebody else ended what it had hit
         if mark.covers(role, verdict.incarnation, verdict.seen):
             return _outcome(DETECTED, mark, verdict, lasted=lasted)
     if beyond is not None:

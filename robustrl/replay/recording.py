@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..core import events as ev
-from ..core.recoveries import ENDS
+from ..core.fault_book import ENDS
 from ..core.roles import QUIET, Phase
 from ..core.signals import GENERATING, SUPERVISOR
 from ..core.thresholds import KEEP_ALIVE, LEAST

@@ -22,6 +22,7 @@ import msgspec
 
 from ..core import events as ev
 from ..core.accounting import Account, account
+from ..core.fault_book import ENDING, FaultBook
 from ..core.thresholds import Thresholds
 from ..errors import ConfigError, counted
 from ..faults.catalogue import CATALOGUE
@@ -269,10 +270,24 @@ def _injected(entries: Sequence[ev.Entry]) -> list[Mark]:
         elif isinstance(event, ev.ProcessExited):
             exits.setdefault((event.role, event.incarnation), entry.t)
     found = []
+    unseen = _unseen(entries, planned)
     for t, hit in hits:
         start = min(t, exits.get((hit.role, hit.incarnation), t))  # the end may be logged ahead of what caused it
-        found.append(_mark(entries, start, hit, planned.get(hit.fault), ended.get(hit.fault, math.inf)))
+        over = min(ended.get(hit.fault, math.inf), unseen.get((hit.fault, hit.role), math.inf))
+        mark = _mark(entries, start, hit, planned.get(hit.fault), over)
+        brief = (hit.fault, hit.role) in unseen and over - start <= AFTER and mark.expect == FAILED
+        found.append(msgspec.structs.replace(mark, expect=ANYTHING) if brief else mark)
     return found
+
+
+def _unseen(entries: Sequence[ev.Entry], planned: dict[int, ev.FaultPlanned]) -> dict[tuple[int, str], float]:
+    """(fault, role) -> when what it hit ended by something else, before it was detected. Where that was at once, nobody could detect it."""
+    if all(plan.kind in ENDING for plan in planned.values()):
+        return {}
+    book = FaultBook()
+    for entry in entries:
+        book.apply(entry)
+    return {(number, hit.role): hit.gone for number, view in book.faults.items() for hit in view.hits if hit.gone is not None}
 
 
 def _mark(entries: Sequence[ev.Entry], t: float, hit: ev.FaultInjected, plan: ev.FaultPlanned | None, over: float) -> Mark:

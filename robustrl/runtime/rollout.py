@@ -322,6 +322,8 @@ class Rollout(Role):
         except queue.Empty:
             pass
         self.disturbance.pass_by(self.page.phase, working=bool(self._live))
+        if not self._live:
+            self.disturbance.release(self.spec.role)
         if self._live and self.disturbance.holds(self.spec.role):
             self.page.phase = Phase.PREFILL
             time.sleep(_HELD_TURN)

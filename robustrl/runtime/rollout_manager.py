@@ -21,12 +21,15 @@ import msgspec
 
 from ..core.roles import Phase
 from ..errors import PeerDied, WaitTimeout
+from ..faults.orders import Order
 from ..rl.trajectory import IN_TOOL, Trajectory, parts_decoder, resumed
 from .role import Role, RoleSpec, within
 from .routes import Group, Lane, Moving
 
 _POLL = 1.0
 """Seconds that a rollout may hold back an empty answer."""
+_HELD_LOOK = 0.1
+"""Seconds between two looks at whether a rollout is still to get no work."""
 
 
 class RolloutManager(Role):
@@ -125,6 +128,18 @@ class RolloutManager(Role):
                 await self._changed.wait_for(lambda: self._lanes and all(lane.version >= version for lane in self._lanes))
 
         await within(deadline, f"rollouts to commit weight version {version}", wait())
+
+    async def disturb(self, order: Order) -> None:
+        """See Role. A rollout that is to get no work gets none from now on, and some again when that is over, whatever is dispatched."""
+        await super().disturb(order)
+        if order.role != self.spec.role:
+            self.spawn(self._hold(order.role))
+
+    async def _hold(self, role: str) -> None:
+        while self.disturbance.holds(role):
+            await asyncio.sleep(_HELD_LOOK)
+        async with self._changed:
+            self._changed.notify_all()
 
     # -- lanes ---
 

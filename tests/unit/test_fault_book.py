@@ -123,7 +123,7 @@ def test_a_freeze_that_nobody_minds_is_over_and_settled() -> None:
     view = book(story)
     assert view.settled and not view.false_alarm and view.stage == "injected" and view.outcome == "over"
     assert "nobody took it for a failure" in html_fault(view)
-    verdict(story, 103.5)
+    verdict(story, 103.5, rule="no_tokens")
     assert book(story).false_alarm
 
 
@@ -162,6 +162,109 @@ def test_a_hang_that_ends_in_time_is_confirmed_in_the_same_life() -> None:
     for t, tokens in ((106.6, 3), (106.7, 9)):
         story.sample(t, "rollout-0", "decode", progress=tokens)
     assert book(story).confirmed == 106.7 and book(story).hits[0].life == 1
+
+
+def hung_and_killed(kind: str = "hang", proof_first: bool = True, told_last: bool = False) -> Story:
+    """At 102.0 it is stopped, at 102.5 it is killed; by 102.55 somebody has said so."""
+    story = Story()
+    plan(story, 101.0, kind=kind, benign=kind == "freeze")
+    if not told_last:
+        hit(story, 102.0, proof={"process": "T"})
+    plan(story, 102.3, number=2)
+    if proof_first:
+        hit(story, 102.5, number=2, proof=KILLED | {"ago": 0.0})
+    story.at(102.52, ev.ProcessExited(role="rollout-0", incarnation=1, pid=7, cause="pidfd", last_lines=[]))
+    verdict(story, 102.55)
+    if not proof_first:
+        hit(story, 102.56, number=2, proof=KILLED | {"ago": 0.06})
+    if told_last:
+        hit(story, 102.57, proof={"process": "T", "ago": 0.57})
+    story.becomes(102.6, "rollout-0", RoleState.FAILED)
+    return story
+
+
+@pytest.mark.parametrize("told_last", [False, True])
+@pytest.mark.parametrize("proof_first", [False, True])
+@pytest.mark.parametrize("kind", ["hang", "wedge", "slow", "corrupt_weights", "freeze"])
+def test_that_a_process_ended_is_the_detection_of_the_fault_that_ended_it_alone(kind: str, proof_first: bool, told_last: bool) -> None:
+    story = hung_and_killed(kind, proof_first, told_last)
+    first, kill = book(story, 1), book(story, 2)
+    assert kill.detected is not None and kill.detected.delay == pytest.approx(0.05)
+    assert first.detected is None and first.settled and first.outcome == "vanished" and not first.false_alarm
+    assert first.reason == f"rollout-0 incarnation 1 ended before it was {'over' if kind == 'freeze' else 'detected'}"
+    story.starts(104.0, "rollout-0")
+    story.ready(106.0, "rollout-0")
+    for t, progress in ((106.5, 1), (107.0, 2)):
+        story.sample(t, "rollout-0", "decode", progress)
+    assert (book(story, 1).stage, book(story, 2).stage) == ("injected", "confirmed")
+    assert f"vanished: {first.reason}" in html_fault(book(story, 1))
+
+
+def test_a_hang_that_was_noticed_before_its_target_was_killed_is_detected() -> None:
+    story = Story()
+    plan(story, 101.0, kind="hang")
+    hit(story, 102.0, proof={"process": "T"})
+    verdict(story, 105.0, rule="no_tokens")
+    plan(story, 105.0, number=2)
+    hit(story, 105.1, number=2)
+    story.exits(105.15, "rollout-0")
+    hang, kill = book(story, 1), book(story, 2)
+    assert hang.detected is not None and hang.detected.rule == "no_tokens" and not hang.outcome
+    assert kill.settled and kill.reason == "rollout-0 incarnation 1 was called failed before it struck"
+
+
+@pytest.mark.parametrize("kind", ["kill", "hang", "corrupt_weights"])
+def test_a_fault_that_strikes_who_is_to_be_replaced_anyway_does_not_wait_for_a_verdict(kind: str) -> None:
+    """All roles are restarted owing to another one, and the process has not been ended yet."""
+    story = Story()
+    plan(story, 101.0, kind=kind)
+    story.restart(102.0, "rollout-0", mode="full")
+    hit(story, 102.1, proof=KILLED)
+    story.exits(102.2, "rollout-0")
+    story.starts(104.0, "rollout-0")
+    story.ready(106.0, "rollout-0")
+    view = book(story)
+    assert view.settled and (view.stage, view.reason) == ("injected", "rollout-0 incarnation 1 was to be replaced before it struck")
+
+
+def test_the_host_sees_a_dead_supervisor_and_no_hang_of_it() -> None:
+    story = Story()
+    for number, kind, proof in ((1, "hang", {"process": "T"}), (2, "kill", KILLED)):
+        plan(story, 101.0, kind=kind, number=number, target="supervisor")
+        hit(story, 102.0, "supervisor", proof, number, phase="idle")
+    story.at(102.02, ev.ProcessExited(role="supervisor", incarnation=1, pid=7, cause="Ray: ActorDiedError", last_lines=[]))
+    assert book(story, 1).detected is None and book(story, 1).settled
+    assert book(story, 2).detected is not None and book(story, 2).detected.rule == "exit seen by the host"  # type: ignore[union-attr]
+
+
+def test_what_outlives_its_target_or_was_only_told_late_is_detected_after_all() -> None:
+    damaged, hung = hung_and_killed("corrupt_weights"), hung_and_killed()
+    damaged.at(103.0, ev.PullDiscarded(target="rollout-1", version=3, bytes=10, reason="chunk 0: checksum 1, the manifest says 2"))
+    verdict(hung, 102.7, rule="no_tokens")
+    for story, rule in ((damaged, "checksum of a chunk"), (hung, "no_tokens")):
+        view = book(story)
+        assert view.detected is not None and view.detected.rule == rule and not view.outcome and not view.settled
+
+
+def test_what_a_run_ends_with_was_not_ended_by_something_else() -> None:
+    story = Story()
+    plan(story, 101.0, kind="hang")
+    hit(story, 102.0, proof={"process": "T"})
+    story.ends(110.0)
+    story.at(110.5, ev.ProcessExited(role="rollout-0", incarnation=1, pid=7, cause="pidfd", last_lines=[]))
+    assert not book(story).outcome and not book(story).settled
+
+
+@pytest.mark.parametrize("benign_first", [True, False])
+def test_what_a_disturbance_and_a_fault_lead_to_together_is_no_false_alarm(benign_first: bool) -> None:
+    story = Story()
+    for number, (kind, t) in enumerate((("freeze", 102.0), ("hang", 102.1)) if benign_first else (("hang", 102.0), ("freeze", 102.1)), 1):
+        plan(story, 101.0, kind=kind, number=number, benign=kind == "freeze")
+        hit(story, t, proof={"process": "T"}, number=number)
+    verdict(story, 105.0, kind="suspect", rule="no_tokens")
+    verdict(story, 106.0, rule="no_tokens")
+    views = {view.kind: view for view in (book(story, 1), book(story, 2))}
+    assert views["hang"].detected is not None and views["freeze"].detected is views["freeze"].suspected is None
 
 
 @pytest.mark.parametrize(("kind", "seen"), [("hang", False), ("wedge", False), ("kill", False), ("slow", True), ("corrupt_weights", True)])
@@ -319,7 +422,7 @@ def lasting(kind: str = "hang", seconds: float = 5.0, ends: float = 150.0, role:
 def test_a_fault_for_a_time_has_an_end() -> None:
     assert findings(lasting()) == ["fault 1 (hang) on rollout-0 incarnation 1 was to last 5 s, and the log knows of no end of it"]
     assert findings(lasting(seconds=0.0)) == findings(lasting(ends=110.0)) == [], "for good, and the run was over before"
-    assert findings(lasting("idle_rollout")) == [], "over when it is asked for again"
+    assert "fault 1 (idle_rollout) on rollout-0 incarnation 1 was to last 5 s" in findings(lasting("idle_rollout"))[0]
     gone, over = lasting(ends=149.0), lasting(ends=149.0)
     gone.exits(103.0, "rollout-0")
     over.at(107.0, ev.FaultEnded(fault=1, outcome="over", reason=""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -271,6 +273,21 @@ def test_a_target_that_vanishes_leaves_no_thread(bench: Bench, victim: subproces
     assert not any(thread.name == "fault-1" for thread in threading.enumerate()) and bench.said.empty()
 
 
+@pytest.mark.parametrize("kind", ["kill", "hang", "slow"])
+def test_of_a_process_that_another_fault_has_just_ended_nothing_is_claimed(
+    bench: Bench, victim: subprocess.Popen[bytes], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there when it was looked for, and is not when the signal comes, or just after it."""
+    order = bench.order(kind, options={"seconds": 1.0, "share": 0.5, "period": 0.2})
+    status = bench.hand._aim(order, bench.process, threading.Event())
+    assert status is not None
+    victim.kill()
+    os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)  # dead, and not collected
+    monkeypatch.setattr(hand, "send_signal", lambda process, number: True)
+    getattr(bench.hand, f"_{kind}")(order, bench.process, status, threading.Event())
+    assert bench.said.empty() and not list(Path(order.folder).glob("*.held"))
+
+
 # -- what a role does to itself -
 
 
@@ -333,6 +350,19 @@ def test_held_tokens(inside: Inside) -> None:
         time.sleep(0.005)
     assert time.monotonic() - began >= 0.1
     assert inside.next().proof["held"] == "tokens" and inside.next().outcome == "over"
+
+
+def test_held_tokens_are_over_in_time_though_there_is_no_work_to_hold(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("robustrl.faults.disturbance.time", SimpleNamespace(monotonic=lambda: now[0]))
+    inside.disturbance.arm(inside.order("long_first_token", options={"seconds": 5.0}))
+    inside.disturbance.release("rollout-0")
+    assert inside.said.empty(), "nothing is held yet"
+    assert inside.disturbance.holds("rollout-0") and inside.next().proof["held"] == "tokens"
+    for now[0] in (4.9, 5.1):
+        assert inside.said.empty()
+        inside.disturbance.release("rollout-0")
+    assert inside.next().outcome == "over"
 
 
 def test_tokens_that_two_faults_hold_come_after_the_later_end(inside: Inside) -> None:

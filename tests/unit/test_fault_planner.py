@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from story import Story
+from story import ROLES, Story
 
 from robustrl.config import JobConfig
 from robustrl.core import events as ev
@@ -175,6 +175,21 @@ def test_first_compile_waits_for_a_new_life_that_has_done_nothing() -> None:
     assert stage.strikes(104.0) == []
     stage.story.at(105.0, ev.RoleReady(role="rollout-1", incarnation=2, seconds=1.0))
     assert stage.strikes(105.0) == [(1, "rollout-1")]
+
+
+def test_what_the_rollout_manager_holds_back_is_over_with_it() -> None:
+    stage = Stage(Story((*ROLES, "rollout_manager"), steps=20))
+    number = stage.plan(IdleRollout("rollout-0", seconds=60), 101.0)
+    stage.strikes(101.0)
+    stage.hit(101.2, number, "rollout-0")
+    assert stage.strikes(101.3) == [] and not stage.planner.idle, "its carrier may end"
+    stage.story.exits(105.0, "rollout_manager")
+    for t in (105.0, 106.9, 107.1):
+        assert stage.ended == []
+        stage.strikes(t)
+    reason = "rollout_manager incarnation 1 ended, which held the requests back"
+    assert [(end.outcome, end.reason) for end in stage.ended] == [("over", reason)] and stage.planner.idle
+    assert stage.planner.closing("done") == []
 
 
 def test_nothing_stays_stuck_when_the_target_vanishes() -> None:

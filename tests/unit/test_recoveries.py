@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from story import ROLES, Story
 
 from robustrl.core import events as ev
-from robustrl.core.recoveries import DECISION, INJECTION, LAST_SIGN, OPEN, RECOVERED, UNFINISHED, Recovery, recoveries_of
+from robustrl.core.accounting import account
+from robustrl.core.recoveries import DECISION, FAILED_AGAIN, INJECTION, LAST_SIGN, OPEN, RECOVERED, UNFINISHED, Recovery, recoveries_of
 from robustrl.core.roles import RoleState
 
 
@@ -194,6 +195,90 @@ def test_a_second_death_after_it_was_back_is_another_recovery() -> None:
     assert (first.outcome, second.outcome, second.incarnation) == (RECOVERED, OPEN, 2)
 
 
+def killed_again(story: Story, late: float = 0.0) -> list[Recovery]:
+    """A trainer with a batch to train is killed, is healthy again at 114, and is killed again before it trains."""
+    story.batch(101.0, 1, finished=105.0)
+    story.injects(109.8, "trainer-0", fault=1)
+    trainer_dies(story)
+    story.ready(114.0, "trainer-0")
+    if not late:
+        story.injects(120.0, "trainer-0", fault=2)
+    story.exits(120.1, "trainer-0")
+    if late:
+        story.injects(120.1 + late, "trainer-0", fault=2)
+    story.verdict(120.4, "trainer-0", "exited", onset=120.1)
+    story.restart(120.5, "trainer-0", mode="full")
+    for role in ("supervisor", "rollout-0", "rollout-1"):
+        story.restart(120.5, role, mode="full")
+        story.exits(120.6, role)
+    for role in ROLES:
+        story.starts(122.0, role)
+        story.ready(124.0, role)
+    story.sample(126.0, "trainer-0", "train")
+    return recoveries_of(story.entries)
+
+
+@pytest.mark.parametrize("late", [0.0, 0.05])
+def test_a_trainer_that_fails_again_before_it_trained_has_a_recovery_for_each_of_its_faults(late: float) -> None:
+    story = Story()
+    first, second = killed_again(story, late)
+    assert (first.outcome, first.faults, first.mode, first.roles, first.attempts) == (FAILED_AGAIN, (1,), "isolated", ("trainer-0",), 1)
+    assert (first.onset, first.ready, first.back, first.until, first.total) == (109.8, 114.0, None, 120.1, None)
+    assert (second.outcome, second.faults, second.mode, set(second.roles)) == (RECOVERED, (2,), "full", set(ROLES))
+    assert (second.incarnation, second.onset_by, second.rule, second.back) == (2, INJECTION, "exited", 126.0)
+    assert second.onset == pytest.approx(120.1 if late else 120.0) and second.detected == 120.1
+    cost = account(story.entries)
+    assert (cost.recoveries, cost.recovered) == (2, 1)
+
+
+def test_who_fails_for_itself_while_a_trainer_has_yet_to_train_has_a_recovery_of_its_own() -> None:
+    story = Story()
+    story.batch(101.0, 1, finished=105.0)
+    story.exits(110.0, "trainer-0")
+    for role in ("trainer-0", "rollout-0"):
+        story.restart(110.1, role, mode="full")
+    for role in ("trainer-0", "rollout-0"):
+        story.starts(111.0, role)
+        story.ready(113.0, role)
+    story.injects(114.0, "rollout-0", fault=1)
+    story.exits(114.0, "rollout-0")
+    story.restart(114.1, "rollout-0")
+    story.starts(115.0, "rollout-0")
+    story.sample(116.0, "trainer-0", "train")
+    story.ready(117.0, "rollout-0")
+    all_of_them, alone = recoveries_of(story.entries)
+    assert (all_of_them.outcome, all_of_them.back, all_of_them.faults, all_of_them.attempts) == (RECOVERED, 116.0, (), 1)
+    assert (alone.outcome, alone.back, alone.faults, alone.roles, alone.mode) == (RECOVERED, 117.0, (1,), ("rollout-0",), "isolated")
+
+
+@pytest.mark.parametrize("kind", ["hang", "slow", "long_first_token"])
+@pytest.mark.parametrize("late", [False, True])
+def test_an_end_came_of_the_fault_that_ends_processes_not_of_the_one_that_lasted(kind: str, late: bool) -> None:
+    story = Story()
+    story.at(101.0, ev.FaultPlanned(fault=1, kind=kind, target="rollout-0", when="now", benign=False, options={}))
+    hit = ev.FaultInjected(fault=1, role="rollout-0", incarnation=1, node="node-0", pid=7, phase="decode", step=1, proof={"ago": 0.0})
+    story.at(102.0, hit)
+    if not late:
+        story.injects(104.0, "rollout-0", fault=2)
+    story.exits(104.1, "rollout-0")
+    if late:
+        assert (only(story).onset, only(story).onset_by) == (102.0, INJECTION), "nothing else is known yet"
+        story.injects(104.1, "rollout-0", fault=2)
+    story.verdict(104.2, "rollout-0", "exited", onset=104.1)
+    assert (only(story).onset, only(story).faults) == (104.1 if late else 104.0, (1, 2))
+
+
+def test_a_stall_came_of_the_hang_though_somebody_killed_the_role_then() -> None:
+    story = Story()
+    story.at(101.0, ev.FaultPlanned(fault=1, kind="hang", target="rollout-0", when="now", benign=False, options={}))
+    hit = ev.FaultInjected(fault=1, role="rollout-0", incarnation=1, node="node-0", pid=7, phase="decode", step=1, proof={"ago": 0.0})
+    story.at(102.0, hit)
+    story.verdict(105.0, "rollout-0", "no_tokens", onset=102.0)
+    story.injects(105.1, "rollout-0", fault=2)
+    story.exits(105.1, "rollout-0")
+    assert (only(story).onset, only(story).rule) == (102.0, "no_tokens")
+
+
 def test_ranks_that_are_replaced_together_are_one_recovery() -> None:
     story = Story(roles=("supervisor", "trainer-0", "trainer-1"))
     story.exits(110.0, "trainer-1")
@@ -232,6 +317,17 @@ def test_a_full_restart_is_one_recovery_of_all_roles() -> None:
     found = only(story)
     assert (found.role, set(found.roles), found.mode, found.attempts) == ("rollout-1", set(ROLES), "full", 1)
     assert (found.detect, found.restart, found.reconnect) == (0.5, 7.0, 0.0)
+
+
+def test_a_kill_while_everything_is_restarted_is_not_what_that_came_from() -> None:
+    story = Story()
+    story.sample(109.5, "rollout-1", "decode", 5)
+    story.exits(110.0, "rollout-1")
+    for role in ROLES:
+        story.restart(110.5, role, mode="full")
+    for fault, role in enumerate(("rollout-0", "rollout-1"), 1):
+        story.injects(110.6, role, fault=fault)
+    assert (only(story).onset, only(story).onset_by, only(story).faults) == (109.5, LAST_SIGN, (1, 2))
 
 
 def test_a_restart_that_somebody_asked_for_has_no_failure_before_it() -> None:

@@ -10,14 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 from detection_world import Fault, Shape, World
+from story import Story
 
 import robustrl
 from robustrl import Run
 from robustrl.core import events as ev
 from robustrl.core.detection import Detector, judge
+from robustrl.core.roles import RoleState
 from robustrl.core.thresholds import Thresholds
 from robustrl.errors import ConfigError
+from robustrl.replay.driving import Said
 from robustrl.replay.given import runs_of
+from robustrl.replay.outcomes import Truths, match
 from robustrl.replay.reading import BadRun
 from robustrl.runtime.event_log import LogError, read_log
 
@@ -212,3 +216,23 @@ def test_what_is_no_run_is_named_and_a_corpus_is_runs() -> None:
     with pytest.raises(ConfigError, match="runs = 3: must be runs"):
         Run.concatenate(run, 3)  # type: ignore[arg-type]
     assert runs_of({"a": run}) == [run]
+
+
+@pytest.mark.parametrize(("after", "expect"), [(0.2, "anything"), (8.0, "failed")])
+def test_that_the_target_of_a_hang_was_killed_is_no_detection_of_the_hang(after: float, expect: str) -> None:
+    story = Story()
+    for number, (kind, t) in enumerate((("hang", 110.0), ("kill", 110.0 + after)), 1):
+        story.at(t, ev.FaultPlanned(fault=number, kind=kind, target="rollout-0", when="now", benign=False, options={}))
+        story.at(t, ev.FaultInjected(fault=number, role="rollout-0", incarnation=1, node="node-0", pid=7, phase="decode", step=1, proof={}))
+    t = 110.02 + after
+    story.at(t, ev.ProcessExited(role="rollout-0", incarnation=1, pid=7, cause="pidfd", last_lines=[]))
+    story.verdict(t + 0.03, "rollout-0", "exited", onset=t)
+    story.becomes(t + 0.03, "rollout-0", RoleState.FAILED)
+    story.starts(t + 1.0, "rollout-0")
+    story.ends(150.0)
+    run = Run.of(story.entries)
+    hang, kill = run.truth
+    assert (hang.expect, hang.end, hang.lasts) == (expect, pytest.approx(t), pytest.approx(after + 0.02)) and kill.expect == "failed"
+    found = match(Truths(run), run.recording, Said(list(run.verdicts), []), lambda role: 1.0)
+    outcomes = {each.kind: each.outcome for each in found}
+    assert outcomes == {"kill": "detected"} | ({"hang": "missed"} if expect == "failed" else {})

@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 
 from robustrl.config import Deadlines
+from robustrl.core import events as ev
+from robustrl.core.roles import Phase
 from robustrl.errors import PeerDied, WaitTimeout
+from robustrl.faults.disturbance import Disturbance
+from robustrl.faults.orders import Order
 from robustrl.rl.trajectory import Trajectory
 from robustrl.runtime.rollout_manager import RolloutManager
 from robustrl.runtime.routes import Lane
+from robustrl.runtime.status_page import StatusPage
 
 
 def manager() -> RolloutManager:
@@ -93,5 +102,79 @@ def test_what_a_rollout_finished_as_it_was_lost_ends_once_where_it_goes_on() -> 
         await taking
         await asyncio.sleep(0)
         assert moved == [[1]] and made._groups[1, 0].unfinished == {1}
+
+    asyncio.run(scenario())
+
+
+class _Held:
+    """A manager whose clock passes as it sleeps: ``said`` is what its disturbance tells of, with the times."""
+
+    def __init__(self, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.said, self.tmp = 0.0, list[tuple[float, str]](), tmp
+        self.manager: Any = manager()
+        self.manager.spec, self.manager._tasks = SimpleNamespace(role="rollout_manager"), set()
+        page = StatusPage.create(tmp / "page", incarnation=1, pid=7)
+        page.phase = Phase.WAITING_REQUEST
+        told: Callable[[ev.Event], None] = lambda event: self.said.append((round(self.now, 3), type(event).__name__))  # noqa: E731
+        self.manager.disturbance = Disturbance(page, told, lambda timeout: None)
+        turn = asyncio.sleep
+
+        async def sleep(seconds: float) -> None:
+            self.now += seconds
+            await turn(0)
+
+        monkeypatch.setattr("robustrl.faults.disturbance.time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+
+    def order(self, role: str = "rollout-0", fault: int = 1, seconds: float = 5.0) -> Order:
+        return Order(fault=fault, kind="idle_rollout", role=role, incarnation=1, node="node-0", pid=7, page=str(self.tmp / "page"),
+                     folder=str(self.tmp), options={"seconds": seconds})  # fmt: skip
+
+    async def over(self) -> None:
+        while self.manager._tasks:
+            await asyncio.gather(*self.manager._tasks)
+
+
+def test_a_rollout_is_idle_for_its_time_though_nothing_is_dispatched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = _Held(tmp_path, monkeypatch)
+
+    async def scenario() -> None:
+        await held.manager.disturb(held.order())
+        await held.over()
+
+    asyncio.run(scenario())
+    (begun, first), (ended, second) = held.said
+    assert (first, begun, second) == ("FaultInjected", 0.0, "FaultEnded") and 5.0 <= ended <= 5.2
+
+
+def test_an_idle_rollout_that_is_called_off_gets_work_at_once_and_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = _Held(tmp_path, monkeypatch)
+
+    async def scenario() -> None:
+        await held.manager.disturb(held.order())
+        await asyncio.sleep(0)
+        held.order().off.touch()
+        await held.over()
+
+    asyncio.run(scenario())
+    assert held.now < 0.5 and held.said == [(0.0, "FaultInjected")], "its end is the caller's to write"
+
+
+def test_a_rollout_that_was_idle_gets_the_group_that_waits_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = _Held(tmp_path, monkeypatch)
+    here = held.manager
+    here.config, here._moving = SimpleNamespace(rollout_concurrency=1), []
+    here._lanes = [Lane(_Rollout("rollout-0"), 1), Lane(_Rollout("rollout-1"), 1)]  # type: ignore[arg-type]
+    here._lanes[1].open = {7}
+    for lane in here._lanes:
+        lane.version = 0
+
+    async def scenario() -> None:
+        await here.disturb(held.order())
+        await here._queue([Trajectory(id=1, batch=1, group=0, prompt="p", prompt_tokens=[1], columns={})], 0)
+        async with here._changed:
+            assert not here._placeable()
+            await asyncio.wait_for(here._changed.wait_for(here._placeable), 5)
+        assert here._free_lane(here._waiting[0]).role == "rollout-0" and 5.0 <= held.now <= 5.2
 
     asyncio.run(scenario())

@@ -17,12 +17,13 @@ from robustrl_widgets.channel import Channel, difference, merged
 from robustrl_widgets.scene import VIEWS, Scene, _add_cause
 from robustrl_widgets.sources import load_entries
 from robustrl_widgets.words import LONG, PHASES, count, cut, headline, in_phases, seconds
+from story import Story
 from views_log import back, failing_log
 
 from robustrl.core import events as ev
 from robustrl.core.detection import Detector
 from robustrl.core.levels import levels
-from robustrl.core.roles import Phase
+from robustrl.core.roles import Phase, RoleState
 from robustrl.core.run_state import RunState
 from robustrl.core.thresholds import PATHS, Thresholds
 
@@ -354,6 +355,51 @@ def test_the_bar_of_a_role_without_samples_ends_with_the_recovery_that_brought_i
     bars = _bars(scene, "node_agent-0")
     assert [bar[2] for bar in bars[-2:]] == ["c", "i"] and bars[-2][1] == bars[-1][0] == pytest.approx(scene.t)
     assert scene.episodes.all[-1].healed and {_bars(scene, role)[-1][2] for role in scene.lanes.lanes} == {"i"}
+
+
+def _killed(story: Story, t: float, fault: int, late: float = 0.0) -> None:
+    if not late:
+        story.injects(t - 0.25, "trainer-0", fault=fault)
+    life = story.life["trainer-0"]
+    story.at(t, ev.ProcessExited(role="trainer-0", incarnation=life, pid=7, cause="pidfd", last_lines=[]))
+    story.verdict(t, "trainer-0", "exited", onset=t)
+    story.becomes(t, "trainer-0", RoleState.FAILED)
+    if late:
+        story.injects(t + late, "trainer-0", fault=fault)
+    story.restart(t, "trainer-0")
+    story.starts(t + 1.0, "trainer-0")
+
+
+@pytest.mark.parametrize("late", [0.0, 0.5])
+def test_a_trainer_that_is_killed_again_before_it_trained_is_told_of_each_time_in_its_own_words(late: float):
+    story = Story()
+    story.batch(101.0, 1, finished=102.0)
+    story.sample(109.0, "trainer-0", "train", 1)
+    _killed(story, 110.0, 1)
+    story.ready(112.0, "trainer-0")
+    _killed(story, 120.0, 2, late)
+    story.ready(122.0, "trainer-0")
+    for t, progress in ((123.0, 2), (124.0, 3)):
+        story.sample(t, "trainer-0", "train", progress)
+    scene = _scene(story.entries)
+    first, second = (episode.record for episode in scene.episodes.all)
+    assert (first.faults, second.faults, first.outcome, second.outcome) == ((1,), (2,), "failed again", "recovered")
+    words = [line[3] for line in scene.story if "The process of" in line[3]]
+    assert [each.partition("Noticed")[2] for each in words] == [" after 0.2 s.", " after 0 ms." if late else " after 0.2 s."]
+    drawn = scene.picture("recovery", 30.0)["recoveries"]
+    assert [each["standing"] for each in drawn.values()] == ["failed again before it had trained", ""]
+    assert drawn["2"]["t"]["onset"] == pytest.approx(20.0 if late else 19.75)
+    bars = [bar for bar in _bars(scene, "trainer-0") if bar[2] == "d"]
+    assert all(stop - start < 1.0 for start, stop, *_ in bars), "neither detection reaches back to the other"
+
+
+def test_who_fails_on_its_way_back_is_not_told_of_in_the_words_of_its_first_failure():
+    story = Story()
+    _killed(story, 110.0, 1)
+    _killed(story, 112.0, 2)
+    scene = _scene(story.entries)
+    assert [line[3] for line in scene.story if line[2] == "bad" and "Fault" not in line[3]] == [
+        "The process of trainer-0 ended in phase train (no cause known). Noticed after 0.2 s.", "trainer-0 failed on its way back: so"]
 
 
 def _told_late() -> list[ev.Entry]:

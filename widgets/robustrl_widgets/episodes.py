@@ -42,7 +42,7 @@ class Episode:
     hit_in: str = ""
     """The phase in which a fault hit the life that failed, by the injector's proof; empty: no fault is known."""
     noted: float = 0.0
-    """The onset that it had when it was noticed."""
+    """The onset that it was drawn with last."""
 
     @property
     def onset(self) -> float:
@@ -156,8 +156,9 @@ class Episodes:
                 del self.all[:-KEPT]
             elif episode.record == record:
                 continue
-            if episode.record.onset_by != record.onset_by == INJECTION:  # the word of a fault may come after that of its effect
-                self.dated.append((episode, episode.noted))
+            if record.onset_by == INJECTION and (episode.record.onset_by, episode.record.onset) != (INJECTION, record.onset):
+                self.dated.append((episode, episode.noted))  # the word of a fault may come after that of its effect
+                episode.noted = record.onset
             was_open, episode.record = episode.record.outcome == OPEN, record
             episode.hit_in = self._hit_in.get((record.role, record.incarnation), "") if record.faults else ""
             if found := self._verdicts.pop((record.role, record.incarnation), None):

@@ -93,7 +93,8 @@ def ghost_of(entries: Sequence[ev.Entry]) -> Ghost:
     recoveries = recoveries_of(entries)
     for one in recoveries:
         words = f"recovery of {one.role}" if one.mode != "full" else f"full restart because of {one.role}"
-        ends = [one.onset, one.detected, one.ready or state.t, one.back or state.t]
+        until = one.until or state.t
+        ends = [one.onset, one.detected, one.ready or until, until]
         for low, high, code in zip(ends, ends[1:], (DETECT, RESTART, RECONNECT), strict=False):
             if (high := clock.at(high)) > (low := clock.at(low)):
                 stages.append((round(low, 2), round(high, 2), code, words))

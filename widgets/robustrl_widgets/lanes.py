@@ -196,7 +196,7 @@ class Lanes:
 
 def _stretch(episode: Episode, t: float, t0: float) -> Stretch:
     """A recovery, with a little of before and after."""
-    over = episode.record.back if episode.record.back is not None else t + t0 if episode.stage else episode.detected
+    over = episode.record.until if episode.record.until is not None else t + t0
     return episode.onset - t0 - _BEFORE, over - t0 + _AFTER
 
 

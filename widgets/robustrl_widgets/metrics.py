@@ -93,7 +93,7 @@ def picture(scene: Scene, now: float) -> dict[str, Any]:
         "ettrs": list(curves.ettrs), "race": scene.race.picture(state, now),
         "ledger": msgspec.to_builtins(state.ledger.balance()),
         "outages": [[round(episode.onset - state.t0, 1),
-                     round((episode.record.back if episode.record.back is not None else state.t) - state.t0, 1), episode.record.role]
+                     round((episode.record.until if episode.record.until is not None else state.t) - state.t0, 1), episode.record.role]
                     for episode in scene.episodes.all],
     }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
+from robustrl.core.recoveries import FAILED_AGAIN
+
 from .episodes import Episode
 from .words import LONG, PHASES, count, cut, seconds
 
@@ -90,6 +92,8 @@ def full_cost(episode: Episode, scene: Scene) -> str:
 
 def standing(episode: Episode, scene: Scene) -> str:
     """How far a recovery that is open has come, or had come when the job was lost or where the log breaks off; empty: it is over."""
+    if episode.record.outcome == FAILED_AGAIN:
+        return "failed again before it had trained"
     if not episode.stage:
         return ""
     if scene.lost:

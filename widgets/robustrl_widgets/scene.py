@@ -98,9 +98,13 @@ class Scene:
         match entry.event:
             case ev.RoleSample():
                 return
-            case ev.RoleStateChanged(role=role, new="failed"):
-                if (failed := self.episodes.last_of(role)) and failed.ended_for_it(role, entry.event.incarnation):
+            case ev.RoleStateChanged(role=role, incarnation=incarnation, new="failed", reason=reason):
+                if (failed := self.episodes.last_of(role)) and failed.ended_for_it(role, incarnation):
                     self._note(t, role, "doing", f"ended: all roles are started anew because of {failed.record.role}")
+                elif failed and (role, incarnation) != (failed.record.role, failed.record.incarnation):
+                    first = (role, incarnation) in {(member, life) for member, life, _ in failed.record.lives}
+                    how = "failed as well" if first else "failed on its way back"
+                    self._say(t, role, "bad", f"{role} {how}: {reason}")
                 elif failed:
                     self._say(t, role, "bad", f"{recovery_text.seen(failed)} {failed.noticed}".strip())
             case ev.RoleStateChanged(role=role, new=new, reason=reason):
@@ -140,9 +144,10 @@ class Scene:
     def _reword(self, episode: Episode) -> None:
         """Since when it was so has become known after it was told."""
         seen, told = recovery_text.seen(episode), recovery_text.seen(episode, proof=False)
+        since = round(episode.record.detected - self.state.t0, 2)  # an earlier failure may have been told in the same words
         for lines in (self.story, self.history.get(episode.record.role, ())):
             for line in lines:
-                if line[1] == episode.record.role and line[3].startswith((f"{seen} Noticed", f"{told} Noticed")):
+                if line[0] >= since and line[1] == episode.record.role and line[3].startswith((f"{seen} Noticed", f"{told} Noticed")):
                     line[3] = cut(f"{seen} {episode.noticed}", LONG if lines is not self.story else SHORT)
 
     def _note(self, t: float, role: str, tone: str, words: str) -> None:
