@@ -112,9 +112,9 @@ class RecoveryReport(View):
         from .report import html_of
 
         with self.feed.lock:
-            entries, ghost = list(self.feed.source.entries()), self.feed.scene.race.ghost
+            entries, ghost, job = list(self.feed.source.entries()), self.feed.scene.race.ghost, self.feed.source.job
         target = Path(path).expanduser()
-        target.write_text(html_of(entries, number, ghost), encoding="utf-8")
+        target.write_text(html_of(entries, number, ghost, live=job is not None and not job.over), encoding="utf-8")
         return target
 
 
