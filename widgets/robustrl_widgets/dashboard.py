@@ -59,6 +59,7 @@ class _View(pn.custom.AnyWidgetComponent):
     command = param.String("")
     answer = param.String("{}")
     right = param.String("READ")
+    me = param.String("")
     figure = param.String("")
 
     _stylesheets = [_SHADOW]
@@ -94,7 +95,7 @@ class _Session:
         recorded = isinstance(feed.source, RecordedRun)
         names = [view for view in assets.NAMES if view != "player" or (recorded and may_play)]
         offered = right.name if feed.source.job is not None else Right.READ.name
-        self.views = {view: _CLASSES[view](sizing_mode="stretch_width", right=offered) for view in names}
+        self.views = {view: _CLASSES[view](sizing_mode="stretch_width", right=offered, me=self._commander.me) for view in names}
         self.views["timeline"].figure = timeline_json()
         self._subscriptions: list[Subscription] = []
         try:
