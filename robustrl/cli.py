@@ -73,8 +73,9 @@ def _parser() -> argparse.ArgumentParser:
                            help="a finished run to play: its directory, its events.jsonl (also gzipped), or a Parquet file")
     dashboard.add_argument("--job", metavar="NAME", help="a live job (default: the only one there is)")
     dashboard.add_argument("--demo", action="store_true", help="play the recorded run that comes with the package")
-    dashboard.add_argument("--speed", type=float, default=1.0, help="of the playback (default: 1)")
-    dashboard.add_argument("--address", default="127.0.0.1", help="to listen on (default: 127.0.0.1); any other needs a token to look")
+    dashboard.add_argument("--speed", type=float, default=1.0, help="of the playback, above 0 and at most 100 (default: 1)")
+    dashboard.add_argument("--address", default="127.0.0.1",
+                           help="to listen on (default: 127.0.0.1); one that others reach needs a token to look")
     dashboard.add_argument("--port", type=int, default=0, help="default: a free one")
     dashboard.add_argument("--origin", action="append", default=[], metavar="HOST:PORT", help="a proxy's own address; may be given again")
     dashboard.add_argument("--until-eof", action="store_true", help="end when standard input ends")

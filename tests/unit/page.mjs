@@ -39,8 +39,8 @@ export const frame = () => { const due = frames; frames = []; for (const draw of
 export const pass = (seconds) => { for (let i = 0; i < 4 * seconds; i += 1) { clock += 250; for (const tick of timers) tick(); frame(); } };
 export const settle = () => new Promise((done) => setImmediate(done));
 
-export const open = (view, right = "READ") => {
-  const values = { full: "{}", delta: "{}", answer: "{}", right }, heard = {}, el = new Node("div"), sent = [];
+export const open = (view, right = "READ", me = "") => {
+  const values = { full: "{}", delta: "{}", answer: "{}", right, me }, heard = {}, el = new Node("div"), sent = [];
   const tell = (name) => { for (const each of heard[`change:${name}`] ?? []) each(); };
   let n = 0;
   const model = { get: (name) => values[name], set: (name, value) => { values[name] = value; }, on: (name, each) => { (heard[name] ??= []).push(each); }, off: () => {}, save_changes: () => sent.push(JSON.parse(values.command)) };

@@ -151,7 +151,8 @@ for start in (0, 0, 11):
 def test_who_yields_does_so_with_its_session_and_never_comes_forward(run):
     said = subprocess.run([sys.executable, "-c", _YIELDS], start_new_session=True, capture_output=True, text=True, check=True).stdout
     rows = [line.split() for line in said.splitlines()]
-    assert [row[0] for row in rows] == ["5", "5", "16"]
+    yields = max(5, os.getpriority(os.PRIO_PROCESS, 0))  # these tests may be run by somebody who yields already
+    assert [int(row[0]) for row in rows] == [yields, yields, min(19, yields + 11)]
     assert all(row[1] in (row[0], "-") for row in rows)
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from robustrl_widgets import assets, showing
-from robustrl_widgets.access import Access, argument, is_local, student_name
+from robustrl_widgets.access import Access, argument, in_url, is_local, student_name
 from robustrl_widgets.commands import Right
 from robustrl_widgets.hosts import feed_of
 from robustrl_widgets.sources import load_entries
@@ -274,6 +274,86 @@ def test_where_it_cannot_listen_the_one_at_fault_is_named(arguments, said, capsy
         port = str(taken.getsockname()[1])
         assert cli.main(["dashboard", "--demo", *(port if part == "PORT" else part for part in arguments)]) == 2
     assert f"robustrl: {said.replace('PORT', port)}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--demo", "--speed", "0"], "speed = 0.0: must be above 0 and at most 100"),
+    (["--demo", "--speed", "100.5"], "speed = 100.5: must be above 0 and at most 100"),
+    (["--demo", "--speed", "inf"], "speed = inf: must be above 0"),
+    (["--job", "x", "--speed", "60"], "speed = 60.0: must be 1, or left out, for a live job"),
+    (["--demo", "--address", "fe80::1%lo"], "address = 'fe80::1%lo': must be without a zone"),
+    (["--demo", "--address", "[::1]"], "address = '[::1]': must be an address of this machine, such as 127.0.0.1 or ::1"),
+])  # fmt: skip
+def test_a_setting_that_cannot_be_is_named_with_what_is_allowed(arguments, said, capsys):
+    assert cli.main(["dashboard", *arguments]) == 2
+    assert f"robustrl: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("address", "shown"), [
+    ("::1", "[::1]"), ("0:0:0:0:0:0:0:1", "[::1]"), ("2001:DB8::7", "[2001:db8::7]"), ("127.0.0.1", "127.0.0.1"),
+    ("localhost", "localhost"),
+])  # fmt: skip
+def test_an_address_stands_in_a_link_as_browsers_write_it(address, shown, capsys):
+    assert in_url(address) == shown
+    showing._announce(Access.at(address), address, False, True, 5006)
+    assert json.loads(capsys.readouterr().out)["look"].startswith(f"http://{shown}:5006/")
+
+
+def test_the_link_to_all_addresses_is_one_that_answers(capsys):
+    for address, shown in (("0.0.0.0", "127.0.0.1"), ("::", "[::1]")):
+        showing._announce(Access.at(address), address, False, True, 5006)
+        assert json.loads(capsys.readouterr().out)["look"].startswith(f"http://{shown}:5006/?token=")
+
+
+def _has(address: str) -> bool:
+    try:
+        with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(("address", "own"), [
+    ("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"), ("0:0:0:0:0:0:0:1", "[::1]"), ("::", "[::1]"),
+])  # fmt: skip
+def test_the_page_is_served_at_its_address_and_takes_websockets_from_there_alone(address, own):
+    """Bokeh raised ValueError for ::1."""
+    pytest.importorskip("panel")
+    if not _has(address):
+        pytest.skip(f"this machine has no {address}")
+    import tornado.testing
+    from robustrl_widgets import dashboard
+    from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
+    from tornado.websocket import websocket_connect
+
+    class Served(tornado.testing.AsyncTestCase):
+        @tornado.testing.gen_test
+        async def runTest(self):
+            port = dashboard._free_port(address)
+            server = dashboard.server_of(lambda: dashboard.pn.pane.Str("a page"), address, port, ("hub.example.org",))
+            try:
+                assert (await AsyncHTTPClient().fetch(f"http://{own}:{port}/")).code == 200
+                taken = []
+                for origin in (f"{own}:{port}", f"localhost:{port}", f"{own}:{port + 1}", own, f"[2001:db8::7]:{port}", "evil.example",
+                               f"[::1].evil.example:{port}", f"hub.example.org:{port}", "hub.example.org"):  # fmt: skip
+                    ask = HTTPRequest(f"ws://{own}:{port}/ws", headers={"Origin": f"http://{origin}"})
+                    try:
+                        (await websocket_connect(ask, subprotocols=["bokeh", "x"])).close()
+                        taken.append(origin)
+                    except HTTPClientError as error:
+                        assert error.code == 403, origin
+                assert taken == [f"{own}:{port}", f"localhost:{port}", "hub.example.org"]
+            finally:
+                server.unlisten()
+
+    result = Served().run()
+    assert result.wasSuccessful(), result.failures + result.errors
+
+
+def test_at_the_port_that_browsers_leave_out_the_origin_is_known_too():
+    from robustrl_widgets.dashboard import _origins
+
+    assert "[::1]" in _origins("::1", 80, ()) and "[::1]" not in _origins("::1", 81, ())
 
 
 def load_scene():

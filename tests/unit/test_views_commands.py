@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from robustrl_widgets import commands
 from robustrl_widgets.commands import Commander, Refused, Right, whole
+from robustrl_widgets.faults import can_be_called_off, catalogue
 from robustrl_widgets.feed import Feed
 from robustrl_widgets.sources import LiveRun, RecordedRun
 from robustrl_widgets.tuner import Tuner
+from test_injecting import Host
 from views_log import FakeJob, back, failing_log
 
+from robustrl.core import events as ev
 from robustrl.core.thresholds import Thresholds
+from robustrl.errors import RobustRLError
+from robustrl.faults import Fault, Hang, Kill, RaiseException
 from robustrl.replay.run import Run
 from robustrl.runtime.wire import Call, encode_frame
 
@@ -125,3 +133,48 @@ def test_the_tuning_lab_answers_odd_values_too(monkeypatch: pytest.MonkeyPatch) 
         tuner.close()
     assert len(answers) == len(sent) and not defects
     assert all({"value", "error"} & set(answer) for answer in answers)
+
+
+_HIT = ev.FaultInjected(fault=1, role="rollout-1", incarnation=1, node="node-1", pid=7, phase="", step=0, proof={"process": "T"})
+_GONE = ev.ProcessExited(role="rollout-1", incarnation=1, pid=7, cause="pidfd", last_lines=[])
+_REPLACED = ev.RoleStarted(role="rollout-1", incarnation=2, node="node-1", pid=8, start_ticks=8)
+_OVER = ev.FaultEnded(fault=1, outcome="over", reason="so")
+
+
+@pytest.mark.parametrize(("fault", "later", "possible"), [
+    (Kill("rollout-1", step=9), [], True), (Kill("rollout-1"), [], True), (Kill("rollout-1"), [_HIT], False),
+    (Kill("rollout-1"), [_HIT, _GONE], False), (RaiseException("rollout-1"), [_HIT], False),
+    (Hang("rollout-1"), [_HIT], True), (Hang("rollout-1"), [_HIT, _GONE], False), (Hang("rollout-1"), [_HIT, _OVER], False),
+    (Hang("rollout-1"), [_HIT, _GONE, ev.RoleStateChanged(role="rollout-1", incarnation=1, old="healthy", new="failed", reason="x"),
+                         _REPLACED], False),
+])  # fmt: skip
+def test_what_can_be_called_off_is_what_the_host_calls_off(tmp_path: Path, fault: Fault, later: list[ev.Event], possible: bool) -> None:
+    host = Host(tmp_path)
+
+    async def scenario() -> tuple[bool, bool]:
+        number = await host.injector.inject(msgspec.to_builtins(fault))
+        for event in later:
+            await asyncio.sleep(0.01)
+            await asyncio.gather(*host.tasks)
+            host.record(event)
+        offered = can_be_called_off(host.state.faults[number], host.state)
+        try:
+            await host.injector.abort_fault(number)
+        except RobustRLError:
+            return offered, False
+        return offered, True
+
+    assert asyncio.run(scenario()) == (possible, possible)
+
+
+def test_a_student_is_offered_the_kinds_of_faults_that_are_accepted(feeds: list[Feed]) -> None:
+    feed, refused = feeds[0], set()
+    offered = _answer(feed, Right.STUDENT, "inspect", '{"role": "trainer-0"}')["value"]["faults"]
+    every = _answer(feed, Right.INSTRUCTOR, "inspect", '{"role": "trainer-0"}')["value"]["faults"]
+    for kind in every:
+        timed = {"seconds": 5} if catalogue()[kind]["timed"] else {}
+        answer = _answer(feed, Right.STUDENT, "inject", json.dumps({"kind": kind, "target": "trainer-0"} | timed))
+        if "one role's process" in answer.get("error", ""):
+            refused.add(kind)
+    assert refused and set(offered) == set(every) - refused
+    assert refused == {kind for kind in every if not catalogue()[kind]["for_students"]}

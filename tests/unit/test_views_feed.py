@@ -200,6 +200,26 @@ def test_a_recording_plays_at_any_speed_stops_and_winds_back():
             run.play(**wrong)
 
 
+@pytest.mark.parametrize("speed", [60.0, 0.25, 100.0])
+def test_the_speed_that_was_asked_for_is_the_one_that_is_shown_also_while_it_stands_still(speed):
+    clock = _Clock()
+    feed = Feed(RecordedRun(made_log(), speed, clock=clock), clock)
+    pace = lambda: feed.still()[0].picture("player", 0.0)["pace"]  # noqa: E731
+    assert pace() == speed == feed.source.speed
+    feed.source.play(speed=0)
+    assert pace() == speed and feed.source.speed == 0
+    feed.source.play(at=0.0)
+    clock.t += 1e9
+    feed.source.play(speed=2)
+    assert pace() == 2 and Feed(RecordedRun(made_log(), speed=0)).still()[0].picture("player", 0.0)["pace"] == 1
+
+
+@pytest.mark.parametrize("speed", [-1.0, 100.5, float("nan"), float("inf")])
+def test_a_recording_is_not_made_with_a_speed_that_it_cannot_have(speed):
+    with pytest.raises(ValueError, match=r"speed = .*: must be from 0 to 100"):
+        RecordedRun(made_log(), speed=speed)
+
+
 def test_a_stopped_recording_that_is_wound_says_where_it_is_and_nothing_more():
     """Nothing was sent where the picture was the same: the bar of the player went back to where it had been."""
     clock = _Clock()

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -165,3 +166,12 @@ def test_a_kernel_shows_the_same_live_views_each_time(monkeypatch):
     assert hosts.live_views(job) != first, "closed ones are replaced"
     for view in job._views:
         view.close()
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_lesson_shows_its_board_as_soon_as_its_job_is_launched(path):
+    """A cell that waited first showed it when there was little left to see."""
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
+    source = next("".join(cell["source"]) for cell in cells if "robustrl.launch(" in "".join(cell["source"]))
+    assert source.splitlines()[-1] == "job" and "job.wait" not in source

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from made_log import Writer, made_log
 from robustrl_widgets import assets
+from robustrl_widgets.commands import Commander, Right
 from robustrl_widgets.feed import Feed
 from robustrl_widgets.scene import Scene
-from robustrl_widgets.sources import RecordedRun
+from robustrl_widgets.sources import LiveRun, RecordedRun
 from robustrl_widgets.words import PHASES
-from views_log import failing_log
+from views_log import FakeJob, back, failing_log, full_restart
 
 from robustrl.core import events as ev
 
@@ -60,7 +61,7 @@ def _running() -> list[ev.Entry]:
     return log[: place + 1]
 
 
-def _page(folder: Path, view: str, script: str, right: str = "INSTRUCTOR", **values: Any) -> Any:
+def _page(folder: Path, view: str, script: str, right: str = "INSTRUCTOR", me: str = "", **values: Any) -> Any:
     """What ``script`` returns, which is given the module `page`, the page `it`, and ``values``."""
     (folder / "view.mjs").write_text(assets.esm(view))
     (folder / "page.mjs").write_text(Path(__file__).with_name("page.mjs").read_text())
@@ -68,7 +69,7 @@ def _page(folder: Path, view: str, script: str, right: str = "INSTRUCTOR", **val
 import * as page from "./page.mjs";
 import view from "./view.mjs";
 const {{ {", ".join(values)} }} = {json.dumps(values)};
-const it = page.open(view, {json.dumps(right)});
+const it = page.open(view, {json.dumps(right)}, {json.dumps(me)});
 const run = async () => {{ {script} }};
 console.log(JSON.stringify(await run()));
 process.exit(0);
@@ -366,7 +367,7 @@ bar.value = 48; bar.fire("input"); bar.fire("change");
 await page.settle(); it.answer({ value: {} }); await page.settle(); page.pass(2);
 it.show(picture, 0, 30); at();
 return places;
-""", picture={"length": 60.0, "name": "x"})  # fmt: skip
+""", picture={"length": 60.0, "name": "x", "pace": 1.0})  # fmt: skip
     assert places == [20, 48, 48, 48, 30]
 
 
@@ -469,3 +470,140 @@ return [keys, sent, kept, mode.value];
     assert keys == [0, "full"], "arrow keys send nothing"
     assert sent == [["set_recovery", {"mode": "full", "standbys": "cold"}]]
     assert kept == ["full", "observe", 1] and refused == "observe"
+
+
+@pytest.mark.parametrize("pace", [60.0, 1.0, 0.25, 1 / 3, 1e-6, 100.0])
+def test_the_player_shows_and_keeps_whatever_speed_was_asked_for(tmp_path: Path, pace: float) -> None:
+    """--speed 60 was shown as x1, and became that with the next click."""
+    chosen, shown, stopped, again, other = _page(tmp_path, "player", """
+const speed = it.root.labelled("speed"), button = it.root.all((node) => node.tag === "button")[0];
+it.show(picture, picture.pace, 1);
+const chosen = [Number(speed.value), speed.options.find((one) => one.value === speed.value).textContent];
+button.fire("click"); await page.settle();
+const stopped = it.sent.at(-1).args;
+it.answer({ value: {} }); await page.settle();
+it.show(picture, 0, 2);
+button.fire("click"); await page.settle();
+const again = it.sent.at(-1).args;
+const shown = Number(speed.value);
+it.show({ ...picture, pace: 4 }, 4, 3);  // another page of the same recording
+return [chosen, shown, stopped, again, Number(speed.value)];
+""", picture={"length": 60.0, "name": "x", "pace": pace})  # fmt: skip
+    assert chosen[0] == shown == pace and float(chosen[1].removeprefix("\u00d7")) == pace
+    assert (stopped, again, other) == ({"speed": 0}, {"speed": pace}, 4)
+
+
+@pytest.mark.parametrize("suspected", [False, True])
+def test_where_a_log_breaks_off_no_stage_on_a_card_reads_as_running(tmp_path: Path, suspected: bool) -> None:
+    log, role = (failing_log(), "rollout-1") if not suspected else (_suspecting(), "rollout-0")
+    running, ended, lost = _page(tmp_path, "board", """
+const card = () => it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith(`${role},`))[0];
+const look = () => [card().find(".stages").textContent, card().querySelectorAll(".on").length];
+it.show(running);
+const found = [look()];
+for (const picture of [broken, lost]) { it.show(picture, 0); page.pass(2); found.push(look()); }
+return found;
+""", role=role, running=_picture("board", log), broken=_at_its_end("board", log), lost=_picture("board", log, "so"))  # fmt: skip
+    assert "\u2026" in running[0] and running[1] == 1
+    for words, on in (ended, lost):
+        assert "\u2026" not in words and "not over" in words and on == 0
+
+
+def _suspecting() -> list[ev.Entry]:
+    log = Writer()
+    for entry in _running():
+        log.write(entry.source, entry.event)
+    now = log.entries[-1].t
+    log.write("supervisor", ev.Verdict(
+        role="rollout-0", incarnation=1, kind="suspect", rule="no_tokens", evidence={}, threshold=1.0, due=now, seen=now, onset=now - 0.1,
+        blind_spot=""))
+    log.write("supervisor", ev.RoleStateChanged(role="rollout-0", incarnation=1, old="healthy", new="suspect", reason="no_tokens"))
+    return log.entries
+
+
+def test_who_is_ended_by_a_full_restart_has_no_detection_on_the_card_and_did_not_fail(tmp_path: Path) -> None:
+    log = full_restart()
+    begun = next(place for place, entry in enumerate(log) if isinstance(entry.event, ev.RoleStarted) and entry.event.incarnation == 2)
+    say, mine, others = _page(tmp_path, "board", """
+const card = (role) => it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith(`${role},`))[0];
+const stages = (role) => card(role).find(".stages").children.map((box) => box.className.split(" ")[0]);
+const look = (role) => [stages(role), card(role).textContent, card(role).className];
+it.show(picture);
+return [it.root.find(".say").textContent, look("trainer-0"), look("rollout-0")];
+""", picture=_picture("board", log[:begun]))  # fmt: skip
+    assert mine[0] == ["detect", "restart", "reconnect"] and "rule exited" in mine[1] and " bad" in mine[2]
+    assert others[0] == ["restart", "reconnect"] and "because of trainer-0" in others[1]
+    assert "rule" not in others[1] and " bad" not in others[2]
+    count = len(_picture("board", log[:begun])["head"]["ill"]) - 1
+    assert say.startswith(f"trainer-0 failed and is restarted; {count} roles are started anew because of it")
+
+
+def test_only_what_the_server_would_do_is_offered_for_a_fault(tmp_path: Path) -> None:
+    """A student had a button that aborts the faults of others, and kills that were done."""
+    log = Writer()
+    for entry in _running():
+        log.write(entry.source, entry.event)
+    ordered = (("student Ada", "hang"), ("student Bob", "hang"), ("instructor", "hang"), ("student ada ", "kill"))
+    for number, (by, kind) in enumerate(ordered, 1):
+        log.write("host", ev.FaultPlanned(fault=number, kind=kind, target="rollout-1", when="now", benign=False, options={}, by=by))
+    log.write("node_agent-0", ev.FaultInjected(fault=4, role="rollout-1", incarnation=1, node="node-0", pid=5, phase="", step=1, proof={}))
+    feed = Feed(LiveRun(FakeJob(log.entries, len(log.entries))))  # type: ignore[arg-type]
+    feed.later = lambda task: task()  # type: ignore[method-assign]
+    scene, now = feed.still()
+    viewers: list[tuple[Right, str, set[int]]] = [
+        (Right.READ, "", set()), (Right.STUDENT, "Ada", {1}), (Right.STUDENT, "ADA\u200b", {1}), (Right.STUDENT, "Bob", {2}),
+        (Right.STUDENT, "Eve", set()), (Right.INSTRUCTOR, "", {1, 2, 3}),
+    ]  # fmt: skip
+    for right, name, abortable in viewers:
+        viewer = Commander(feed, right, name)
+        answers: list[dict[str, Any]] = []
+        for number in range(1, 5):
+            viewer.take(json.dumps({"id": "1", "verb": "abort", "args": {"fault": number}}), answers.append)
+        shown, kinds, hidden, may_order, why = _page(tmp_path, "faults", """
+it.show(picture);
+const button = (node, label) => node.all((each) => each.tag === "button" && each.textContent === label)[0];
+const number = (card) => Number(card.textContent.match(/#(\\d+)/)[1]);
+const shown = it.root.querySelectorAll(".fault").filter((card) => button(card, "Abort")).map(number);
+const kinds = it.root.labelled("fault").options.map((one) => one.value);
+const hides = it.root.all((node) => node.tag === "label" && node.textContent === "hidden")[0];
+return [shown, kinds, hides.style.display === "none", !button(it.root, "Inject").disabled, it.root.textContent.includes("One at a time")];
+""", right.name, viewer.me, picture=scene.picture("faults", now))  # fmt: skip
+        accepted = {number for number, answer in enumerate(answers, 1) if "value" in answer} - {4}  # a kill: test_views_commands.py
+        assert set(shown) == accepted == abortable
+        student = right is Right.STUDENT
+        assert ("node_loss" in kinds, "kill" in kinds, hidden) == (not student, True, student)
+        assert may_order is not why and why is (name in ("Ada", "ADA\u200b", "Bob"))
+
+
+def test_while_there_are_few_steps_it_is_said_that_effective_training_time_says_little(tmp_path: Path) -> None:
+    picture = _picture("metrics", _running())
+    before, after = _page(tmp_path, "metrics", """
+const told = () => it.root.querySelectorAll(".early").map((node) => node.textContent);
+it.show({ ...picture, ettrs: [[9, 0.07, 0.5]], head: { ...picture.head, ettr_early: "ETTR says little" } });
+const before = told();
+it.show(picture);
+return [before, told()];
+""", picture=picture)  # fmt: skip
+    assert (before, after) == (["ETTR says little"], [])
+
+
+def test_a_recovery_that_did_not_end_well_is_told_in_words(tmp_path: Path) -> None:
+    log = failing_log()
+    log = _written(log, ev.EndDecided(status="failed", reason="so"), ev.RunEnded(status="failed", reason="so", wall=1.0))
+    told, well = _page(tmp_path, "recovery", """
+const look = () => it.root.find(".report").find("h3") ?? it.root.find(".report").children[0];
+it.show(ended);
+const told = look().textContent;
+it.show(back);
+return [told, look().textContent];
+""", ended=_picture("recovery", log), back=_picture("recovery", back(failing_log())))  # fmt: skip
+    assert told.startswith("rollout-1: not recovered when the job ended") and well.startswith("rollout-1: back after ")
+
+
+def _written(entries: list[ev.Entry], *more: ev.Event) -> list[ev.Entry]:
+    log = Writer()
+    for entry in entries:
+        log.write(entry.source, entry.event)
+    for event in more:
+        log.write("host", event)
+    return log.entries

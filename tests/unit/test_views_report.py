@@ -10,10 +10,11 @@ import msgspec
 import pytest
 from made_log import Writer, made_log
 from robustrl_widgets import recovery_text, report, showing, static
+from robustrl_widgets.channel import merged
 from robustrl_widgets.ghost import ghost_of
 from robustrl_widgets.scene import Scene
 from robustrl_widgets.sources import load_entries
-from views_log import back, failing_log
+from views_log import FakeJob, back, failing_log
 
 import robustrl
 from robustrl.core import events as ev
@@ -112,3 +113,39 @@ def test_the_static_form_escapes_and_shows_all_lanes():
     assert "\u26a1" not in text and "&#9889;" not in text and text.count('fill="#d55e00" stroke') == len(scene.lanes.marks) > 0
     for word in ("detect", "restart", "waiting (normal)", "&#9660;</b> fault or failure"):
         assert word in text
+
+
+@pytest.mark.parametrize(("live", "said"), [(False, "not recovered when the log ended (restart)"),
+                                            (True, "recovery under way when this was written (restart)")])  # fmt: skip
+def test_a_recovery_that_did_not_end_is_told_in_words(live, said):
+    """It said: rollout-1: open."""
+    text = report.html_of(failing_log(), live=live)
+    assert f"<h1>rollout-1: {said}</h1>" in text and _data(text)["recovery"]["standing"] == said
+    assert _data(text)["recovery"]["done"].startswith("Only rollout-1 was restarted")
+    data = _data(text)
+    last = data["first"]
+    for patch in data["patches"]:
+        last = merged(last, patch)
+    assert last["roles"]["rollout-1"]["stages"].get("cut_off", False) is not live
+
+
+def test_what_was_not_decided_when_all_ended_is_told_so():
+    log = failing_log()
+    log = log[: next(place for place, entry in enumerate(log) if isinstance(entry.event, ev.RestartDecided))]
+    for live, said in ((True, "Nothing was decided yet."), (False, "Nothing was decided before the log ended.")):
+        assert _data(report.html_of(log, live=live))["recovery"]["done"] == said
+    ended = Writer()
+    for entry in log:
+        ended.write(entry.source, entry.event)
+    ended.write("host", ev.RunEnded(status="failed", reason="so", wall=1.0))
+    text = report.html_of(ended.entries)
+    assert "<h1>rollout-1: not recovered when the job ended</h1>" in text
+    assert _data(text)["recovery"]["done"] == "Nothing was decided before the job ended."
+
+
+def test_a_job_that_goes_on_is_kept_as_one(tmp_path):
+    log = failing_log()
+    job = FakeJob(log, len(log))
+    for over, said in ((False, "recovery under way"), (True, "not recovered")):
+        job.over = over
+        assert f"<h1>rollout-1: {said}" in report.save_html(job, tmp_path / "x.html").read_text()

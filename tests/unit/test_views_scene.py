@@ -18,7 +18,7 @@ from robustrl_widgets.scene import VIEWS, Scene, _add_cause
 from robustrl_widgets.sources import load_entries
 from robustrl_widgets.words import LONG, PHASES, count, cut, headline, in_phases, seconds
 from story import Story
-from views_log import back, failing_log
+from views_log import back, failing_log, full_restart
 
 from robustrl.core import events as ev
 from robustrl.core.detection import Detector
@@ -311,37 +311,8 @@ def test_a_rollout_that_is_dead_makes_no_tokens():
     assert dead.curves.tokens["rollout-1"][-1] == 0.0 == dead.state.tokens_per_second()["rollout-1"]
 
 
-def _full_restart() -> list[ev.Entry]:
-    """Owing to trainer-0; until all roles are back."""
-    begun = failing_log()
-    failure = next(place for place, entry in enumerate(begun) if isinstance(entry.event, ev.ProcessExited))
-    log, state = Writer(), RunState.of(begun[:failure])
-    for entry in begun[:failure]:
-        log.write(entry.source, entry.event)
-    others = [role for role in state.roles if role not in ("trainer-0", "host")]
-    pid = state.roles["trainer-0"].pid
-    log.write("node_agent-0", ev.ProcessExited(role="trainer-0", incarnation=1, pid=pid, cause="pidfd", last_lines=[]))
-    now = log.entries[-1].t
-    log.write("supervisor", ev.Verdict(
-        role="trainer-0", incarnation=1, kind="failed", rule="exited", evidence={"cause": "pidfd"}, threshold=0.0, due=now, seen=now,
-        onset=now - 0.05, blind_spot=""))
-    log.write("supervisor", ev.RoleStateChanged(role="trainer-0", incarnation=1, old="healthy", new="failed", reason="exited"))
-    for role in ("trainer-0", *others):
-        log.write("supervisor", ev.RestartDecided(role=role, incarnation=1, reason="all", mode="full"))
-    for role in others:
-        log.write("host", ev.ProcessExited(role=role, incarnation=1, pid=state.roles[role].pid, cause="ended by the host", last_lines=[]))
-    for role in others:
-        old = str(state.roles[role].state)
-        log.write("supervisor", ev.RoleStateChanged(role=role, incarnation=1, old=old, new="failed", reason="ended by the host"))
-    for role in (*reversed(others), "trainer-0"):
-        log.write("host", ev.RoleStarted(role=role, incarnation=2, node="node-0", pid=999, start_ticks=9))
-        log.write(role, ev.RoleReady(role=role, incarnation=2, seconds=0.5))
-        log.write("supervisor", ev.RoleStateChanged(role=role, incarnation=2, old="restarting", new="healthy", reason="ready"))
-    return log.entries
-
-
 def test_a_full_restart_is_told_once_and_what_it_ends_on_purpose_did_not_fail():
-    scene = _scene(_full_restart())
+    scene = _scene(full_restart())
     assert not scene.doubts, "the log is a possible one"
     assert [line[1] for line in scene.story if "All roles are started anew because of trainer-0." in line[3]] == ["trainer-0"]
     assert [line[1] for line in scene.story if "The process of" in line[3] or "because of" in line[3]] == ["trainer-0", "trainer-0"]
@@ -349,8 +320,78 @@ def test_a_full_restart_is_told_once_and_what_it_ends_on_purpose_did_not_fail():
     assert "ended: all roles are started anew because of trainer-0" in words and not any("because of rollout" in each for each in words)
 
 
+def test_who_is_ended_on_purpose_was_not_detected():
+    """Each role of a full restart had a bar and a mark of a detection, which reached back to the trainer's last sign of life."""
+    log = full_restart()
+    decided = [place for place, entry in enumerate(log) if isinstance(entry.event, ev.RestartDecided)]
+    others = sorted({entry.event.role for entry in log if isinstance(entry.event, ev.RestartDecided)} - {"trainer-0"})
+    for upto in (*range(decided[-1] + 1, len(log)), len(log)):
+        scene = _scene(log[:upto])
+        assert not scene.doubts and [bar[2] for bar in _bars(scene, "trainer-0")].count(lanes.DETECT) == 1
+        assert [mark[1] for mark in scene.lanes.marks] == ["trainer-0"]
+        board = scene.picture("board", scene.t)["roles"]
+        assert "detect" in board["trainer-0"]["stages"]["took"] and "ended_for" not in board["trainer-0"]["stages"]
+        for role in others:
+            assert lanes.DETECT not in [bar[2] for bar in _bars(scene, role)]
+            assert "detect" not in board[role]["stages"]["took"] and board[role]["stages"]["ended_for"] == "trainer-0"
+            assert board[role]["stages"]["rule"] == ""
+    until, begun = _scene(log[: decided[0]]), log[decided[0]].t - log[0].t
+    for role in others:
+        before, bar = _bars(until, role), next(bar for bar in _bars(scene, role) if bar[2] == lanes.RESTART)
+        assert begun <= bar[0] <= begun + 0.2, "from the decision on"
+        assert _bars(scene, role)[: len(before)] == [*before[:-1], (before[-1][0], bar[0], *before[-1][2:])], "what it did until then stays"
+
+
+def test_a_role_that_was_suspect_is_ended_all_the_same():
+    log, more = full_restart(), Writer()
+    place = next(i for i, entry in enumerate(log) if isinstance(entry.event, ev.ProcessExited))
+    for number, entry in enumerate(log):
+        event, now = entry.event, more.entries[-1].t if more.entries else 0.0
+        if number == place:
+            more.write("supervisor", ev.Verdict(
+                role="rollout-0", incarnation=1, kind="suspect", rule="no_tokens", evidence={}, threshold=1.0, due=now, seen=now,
+                onset=now - 0.02, blind_spot=""))
+            more.write("supervisor", ev.RoleStateChanged(role="rollout-0", incarnation=1, old="healthy", new="suspect", reason="no_tokens"))
+        if isinstance(event, ev.RoleStateChanged) and (event.role, event.new) == ("rollout-0", "failed"):
+            event = msgspec.structs.replace(event, old="suspect")
+        more.write(entry.source, event)
+        if isinstance(event, ev.RestartDecided) and event.role == "rollout-0":
+            break
+    scene = _scene(more.entries)
+    assert not scene.doubts and [bar[2:3] + (bar[1] == -1.0,) for bar in _bars(scene, "rollout-0")][-2:] == [("d", False), ("r", True)]
+    assert scene.picture("board", scene.t)["roles"]["rollout-0"]["stages"]["on"] == "restart"
+
+
+def test_a_life_that_dies_on_its_way_back_leaves_the_first_failure_as_it_was():
+    """It was drawn as one detection that reached back to before the first failure."""
+    log = _written(failing_log(), ev.ProcessExited(role="rollout-1", incarnation=2, pid=999, cause="pidfd", last_lines=[]),
+                   ev.RoleStateChanged(role="rollout-1", incarnation=2, old="restarting", new="failed", reason="exited"))
+    before, after = _bars(_scene(failing_log()), "rollout-1"), _bars(_scene(log), "rollout-1")
+    assert before == after and [bar[2] for bar in after][-2:] == [lanes.DETECT, lanes.RESTART]
+
+
+def test_few_steps_say_little_of_effective_training_time_and_the_figure_stays():
+    from robustrl.core.accounting import account, ratios
+
+    log = [msgspec.structs.replace(entry, t=100 * entry.t) for entry in made_log(steps=25)]
+    commits = [place for place, entry in enumerate(log) if isinstance(entry.event, ev.OptimizerStepCommitted) and entry.event.step]
+    assert len(commits) == 25
+    for step, hinted in ((1, True), (3, True), (19, True), (20, False), (25, False)):
+        part = log[: commits[step - 1] + 1]
+        scene = _scene(part)
+        assert not scene.curves.early, "no figure yet"
+        scene.curves.take_ratios(ratios(part, 300), scene.state.t0)
+        head = scene.picture("metrics", scene.t)["head"]
+        assert head["ettr"]["strict"] == 1.0 and bool(head["ettr_early"]) is hinted
+        html = static.form("metrics", scene, scene.t)
+        assert ("ETTR says little before 20 optimizer steps" in html) is hinted and "1.000, 1.000" in html
+        if hinted:
+            said = head["ettr_early"].partition("this is of ")[2]
+            assert said.startswith(f"{seconds(account(part).span)} and {step} step{'s' * (step > 1)}, ")
+
+
 def test_the_bar_of_a_role_without_samples_ends_with_the_recovery_that_brought_it_back():
-    log = _full_restart()
+    log = full_restart()
     scene = _scene(log)
     bars = _bars(scene, "node_agent-0")
     assert [bar[2] for bar in bars[-2:]] == ["c", "i"] and bars[-2][1] == bars[-1][0] == pytest.approx(scene.t)

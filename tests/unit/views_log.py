@@ -45,6 +45,35 @@ def back(entries: list[ev.Entry], rollout: str = "rollout-1") -> list[ev.Entry]:
     return log.entries
 
 
+def full_restart() -> list[ev.Entry]:
+    """Owing to trainer-0; until all roles are back."""
+    begun = failing_log()
+    failure = next(place for place, entry in enumerate(begun) if isinstance(entry.event, ev.ProcessExited))
+    log, state = Writer(), RunState.of(begun[:failure])
+    for entry in begun[:failure]:
+        log.write(entry.source, entry.event)
+    others = [role for role in state.roles if role not in ("trainer-0", "host")]
+    pid = state.roles["trainer-0"].pid
+    log.write("node_agent-0", ev.ProcessExited(role="trainer-0", incarnation=1, pid=pid, cause="pidfd", last_lines=[]))
+    now = log.entries[-1].t
+    log.write("supervisor", ev.Verdict(
+        role="trainer-0", incarnation=1, kind="failed", rule="exited", evidence={"cause": "pidfd"}, threshold=0.0, due=now, seen=now,
+        onset=now - 0.05, blind_spot=""))
+    log.write("supervisor", ev.RoleStateChanged(role="trainer-0", incarnation=1, old="healthy", new="failed", reason="exited"))
+    for role in ("trainer-0", *others):
+        log.write("supervisor", ev.RestartDecided(role=role, incarnation=1, reason="all", mode="full"))
+    for role in others:
+        log.write("host", ev.ProcessExited(role=role, incarnation=1, pid=state.roles[role].pid, cause="ended by the host", last_lines=[]))
+    for role in others:
+        old = str(state.roles[role].state)
+        log.write("supervisor", ev.RoleStateChanged(role=role, incarnation=1, old=old, new="failed", reason="ended by the host"))
+    for role in (*reversed(others), "trainer-0"):
+        log.write("host", ev.RoleStarted(role=role, incarnation=2, node="node-0", pid=999, start_ticks=9))
+        log.write(role, ev.RoleReady(role=role, incarnation=2, seconds=0.5))
+        log.write("supervisor", ev.RoleStateChanged(role=role, incarnation=2, old="restarting", new="healthy", reason="ready"))
+    return log.entries
+
+
 class FakeJob:
     """A job as the views see it."""
 

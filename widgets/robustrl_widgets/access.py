@@ -64,6 +64,14 @@ def is_local(address: str) -> bool:
         return False
 
 
+def in_url(address: str) -> str:
+    """As it stands before a port: an IPv6 address in brackets, in the one spelling in which a browser names its origin."""
+    try:
+        return f"[{ipaddress.IPv6Address(address).compressed}]"
+    except ValueError:
+        return address
+
+
 def student_name(arguments: dict[str, list[bytes]]) -> str:
     """Under which a student's faults stand. Empty: none was given, or what stood in its place in a printed address."""
     name = argument(arguments, "name", 40).strip()

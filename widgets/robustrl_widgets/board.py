@@ -33,7 +33,7 @@ def head(scene: Scene) -> dict[str, Any]:
         "accuracy": round(state.evaluations[-1].accuracy, 4) if state.evaluations else None,
         "accuracy0": round(state.evaluations[0].accuracy, 4) if state.evaluations else None,
         "reward": round(rewards[0], 3) if rewards else None, "newest": state.newest, "wall": state.wall, "mode": state.recovery_mode,
-        "ettr": scene.curves.ettr,
+        "ettr": scene.curves.ettr, "ettr_early": scene.curves.early,
         "ledger": {"started": balance.started, "consumed": balance.consumed, "dropped": dropped, "in_flight": balance.in_flight,
                    "balanced": balance.started == balance.consumed + dropped + balance.in_flight},
         "recoveries": len(scene.episodes.all), "ill": sorted(role for role, view in state.roles.items() if _is_ill(scene, view)),
@@ -101,19 +101,27 @@ def _done(scene: Scene, view: RoleView) -> float | None:
 
 
 def _stages(scene: Scene, view: RoleView, now: float) -> dict[str, Any] | None:
-    """The recovery on a role's card: which stage is on, since when, and how long the earlier ones took."""
+    """The recovery on a role's card: which stage is on, since when, and how long the earlier ones took. ``cut_off``: the job or its log has
+    ended in that stage. ``ended_for``: the role whose failure it was; this one was ended on purpose, which is no detection.
+    """
     state: RunState = scene.state
+    cut_off = {"cut_off": True} if scene.over else {}
     if suspicion := scene.episodes.suspected.get(view.role):
-        return {"on": "detect", "since": round(suspicion.onset - state.t0, 2), "took": {}, "rule": cut(suspicion.rule)}
+        return {"on": "detect", "since": round(suspicion.onset - state.t0, 2), "took": {}, "rule": cut(suspicion.rule), **cut_off}
     episode = scene.episodes.open_of(view.role)
     if episode is None:
         last = scene.episodes.last_of(view.role)
         if last is None or not last.healed or now - ((last.record.back or 0.0) - state.t0) > _RECENT:
             return None
         episode = last
-    return {"on": episode.stage, "since": _stage_since(episode, state.t0), "rule": cut(episode.record.rule),
-            "took": {name: round(took, 2) for name, took in episode.seconds().items() if took is not None},
-            "total": round(episode.record.total, 2) if episode.record.total is not None else None}
+    drawn: dict[str, Any] = {
+        "on": episode.stage, "since": _stage_since(episode, state.t0), "rule": cut(episode.record.rule),
+        "took": {name: round(took, 2) for name, took in episode.seconds().items() if took is not None},
+        "total": round(episode.record.total, 2) if episode.record.total is not None else None, **(cut_off if episode.stage else {})}
+    if episode.was_ended(view.role):
+        del drawn["took"]["detect"]
+        drawn |= {"ended_for": episode.record.role, "rule": ""}
+    return drawn
 
 
 def _stage_since(episode: Episode, t0: float) -> float:

@@ -21,9 +21,10 @@ from robustrl.core.recovery import MODES, STANDBYS
 from robustrl.core.thresholds import PATHS
 from robustrl.errors import RobustRLError
 
+from .faults import catalogue
 from .feed import Feed
 from .sources import RecordedRun
-from .words import LONG, cut, last_live, person
+from .words import LONG, cut, last_live, person, whose
 
 MAX_COMMAND = 4096
 """Bytes of one command."""
@@ -121,7 +122,10 @@ class Commander:
     def _inspect(self, args: dict[str, Any]) -> Any:
         role = self._role(args)
         with self._feed.lock:
-            return self._feed.scene.inspect(role) | {"right": int(self._right), "live": self._feed.source.job is not None}
+            found = self._feed.scene.inspect(role)
+        if self._right is Right.STUDENT:
+            found["faults"] = [kind for kind in found["faults"] if catalogue()[kind]["for_students"]]
+        return found | {"right": int(self._right), "live": self._feed.source.job is not None}
 
     def _not_here(self, kept: str, folder: str) -> None:
         """A recording is its event log; what else its run left behind lies where it was. Raises Refused for one."""
@@ -172,6 +176,11 @@ class Commander:
     @property
     def _by(self) -> str:
         return f"student {self._name}" if self._right is Right.STUDENT else f"instructor {self._name}".strip()
+
+    @property
+    def me(self) -> str:
+        """The key of whoever looks, as the cards of faults have it. Only what is offered hangs on it."""
+        return whose(self._by)
 
     def _is_mine(self, by: str) -> bool:
         """Another spelling of a name is no other person, who could have a fault of their own."""

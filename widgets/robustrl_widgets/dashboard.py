@@ -31,7 +31,7 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 from robustrl.replay.run import Run
 
 from . import assets
-from .access import Access, argument, student_name
+from .access import Access, argument, in_url, student_name
 from .channel import Channel
 from .commands import Answer, Commander, Right
 from .feed import Feed, Gone, Subscription
@@ -59,6 +59,7 @@ class _View(pn.custom.AnyWidgetComponent):
     command = param.String("")
     answer = param.String("{}")
     right = param.String("READ")
+    me = param.String("")
     figure = param.String("")
 
     _stylesheets = [_SHADOW]
@@ -94,7 +95,7 @@ class _Session:
         recorded = isinstance(feed.source, RecordedRun)
         names = [view for view in assets.NAMES if view != "player" or (recorded and may_play)]
         offered = right.name if feed.source.job is not None else Right.READ.name
-        self.views = {view: _CLASSES[view](sizing_mode="stretch_width", right=offered) for view in names}
+        self.views = {view: _CLASSES[view](sizing_mode="stretch_width", right=offered, me=self._commander.me) for view in names}
         self.views["timeline"].figure = timeline_json()
         self._subscriptions: list[Subscription] = []
         try:
@@ -262,9 +263,12 @@ def serve(feeds: Callable[[], Feed], access: Access, *, shared: bool, title: str
 def server_of(page: Callable[[], Any], address: str, port: int, origins: tuple[str, ...]) -> Server:
     """Not started yet, on the present event loop. See `serve`."""
     pn.config.raw_css = [_STYLE]
+    known = _origins(address, port, origins)
     server: Server = pn.serve(
         {"/": page}, port=port, address=address, show=False, start=False, title={"/": ""}, verbose=False,
-        websocket_origin=_origins(address, port, origins), websocket_max_message_size=MAX_MESSAGE, autoreload=False)
+        location=False,  # Panel's own model of the page's address, which nobody needs here, cannot be made of an IPv6 one
+        websocket_origin=[each for each in known if "[" not in each], websocket_max_message_size=MAX_MESSAGE, autoreload=False)
+    server._tornado.websocket_origins.update(each for each in known if "[" in each)  # as options Bokeh takes none with more than one colon
     server._tornado.add_transform(_headers(origins))
     _embed_nowhere(server._tornado)
     send_at_once(server._tornado)
@@ -334,4 +338,7 @@ def _free_port(address: str) -> int:
 
 
 def _origins(address: str, port: int, more: tuple[str, ...]) -> list[str]:
-    return [f"{host}:{port}" for host in dict.fromkeys([address, "127.0.0.1", "localhost"])] + list(more)
+    own = in_url(address)
+    hosts = dict.fromkeys([own, "[::1]" if own.startswith("[") else "127.0.0.1", "localhost"])
+    bare = [own] if own.startswith("[") and port == 80 else []  # browsers leave that port out, and Bokeh adds it to names alone
+    return [*(f"{host}:{port}" for host in hosts), *bare, *more]

@@ -70,10 +70,16 @@ class Episode:
     def healed(self) -> bool:
         return self.record.outcome == RECOVERED
 
+    def was_ended(self, role: str) -> bool:
+        """Whether its life was ended on purpose, as that of every role but the one whose failure led to a full restart."""
+        return self.record.mode == "full" and role != self.record.role
+
+    def began_with(self, role: str, incarnation: int) -> bool:
+        """Whether it is this life that is replaced, and not one that came for it."""
+        return (role, incarnation) in {(member, life) for member, life, _ in self.record.lives}
+
     def ended_for_it(self, role: str, incarnation: int) -> bool:
-        """Whether this life was ended on purpose, as that of every role but the one whose failure led to a full restart."""
-        first = {member: life for member, life, _ in self.record.lives}
-        return self.record.mode == "full" and role != self.record.role and first.get(role) == incarnation
+        return self.was_ended(role) and self.began_with(role, incarnation)
 
     def seconds(self) -> dict[str, float | None]:
         """Of each stage that is over."""
@@ -118,6 +124,8 @@ class Episodes:
             case ev.Verdict():
                 self._verdict(event, entry.t)
             case ev.RoleStateChanged(role=role, new=new) if new != "suspect":
+                self.suspected.pop(role, None)
+            case ev.RestartDecided(role=role, mode="full"):  # it is ended, ill or not
                 self.suspected.pop(role, None)
             case ev.FaultInjected(role=role, incarnation=incarnation, phase=phase):
                 self._hit_in[role, incarnation] = phase

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from robustrl.core.fault_book import NEVER_FIRED, FaultView
 from robustrl.core.roles import PHASES
+from robustrl.core.run_state import RunState
 
 from .presets import offered
-from .words import BROKEN, LONG, cut, in_phases
+from .words import BROKEN, LONG, cut, in_phases, whose
 
 if TYPE_CHECKING:
     from .scene import Scene
@@ -29,7 +30,8 @@ def catalogue() -> dict[str, dict[str, Any]]:
 
     names = sorted(CATALOGUE, key=lambda name: (CATALOGUE[name].benign, name in _UNUSUAL))
     return {name: {"words": cut((CATALOGUE[name].__doc__ or "").strip().splitlines()[0]), "benign": CATALOGUE[name].benign,
-                   "kinds": sorted(map(str, CATALOGUE[name].kinds)), "timed": "seconds" in CATALOGUE[name].__struct_fields__}
+                   "kinds": sorted(map(str, CATALOGUE[name].kinds)), "timed": "seconds" in CATALOGUE[name].__struct_fields__,
+                   "for_students": CATALOGUE[name].by != "host"}
             for name in names}
 
 
@@ -38,11 +40,23 @@ def fitting(kind: str) -> list[str]:
     return [name for name, about in catalogue().items() if kind in about["kinds"]]
 
 
+def can_be_called_off(view: FaultView, state: RunState) -> bool:
+    """Whether the host would do it (faults/planner.py, runtime/injecting.py): the fault waits, or it lasts and can be undone."""
+    from robustrl.faults.catalogue import CATALOGUE
+
+    if view.settled or view.outcome:
+        return False
+    if not view.hits:
+        return True
+    role, known = state.roles.get(view.hits[0].role), CATALOGUE.get(view.kind)
+    return known is not None and known.undo and role is not None and role.incarnation == view.hits[0].incarnation and not role.exited
+
+
 def picture(scene: Scene, now: float) -> dict[str, Any]:
     state = scene.state
     views = list(state.faults.faults.values())[-_SHOWN:]
     return {
-        "cards": {str(view.fault): card(view, state.t0, scene.closed) for view in views}, "over": scene.over, "closed": scene.closed,
+        "cards": {str(view.fault): card(view, state, scene.closed) for view in views}, "over": scene.over, "closed": scene.closed,
         "catalogue": catalogue(),
         "roles": {role: view.kind.value for role, view in state.roles.items()}, "presets": offered(state.roles),
         "recovery": {"mode": state.recovery_mode, "standbys": state.recovery_standbys} if state.recovery_mode else {},
@@ -50,8 +64,9 @@ def picture(scene: Scene, now: float) -> dict[str, Any]:
     }
 
 
-def card(view: FaultView, t0: float, closed: str) -> dict[str, Any]:
-    """``closed``: why the job goes on no more, in words; then nothing more comes of the fault."""
+def card(view: FaultView, state: RunState, closed: str) -> dict[str, Any]:
+    """``closed``: why the job goes on no more, in words; then nothing more comes of the fault. ``whose``: the key of who ordered it."""
+    t0 = state.t0
     if view.masked:
         return {"n": view.fault, "masked": True, "planned": round(view.planned - t0, 2), "by": cut(view.by, 40)}
     outcome, reason, dead = view.outcome, cut(view.reason, LONG), view.outcome in NEVER_FIRED and not view.hits
@@ -68,6 +83,7 @@ def card(view: FaultView, t0: float, closed: str) -> dict[str, Any]:
         "detected": at(view.detected.t if view.detected else None), "recovered": at(view.recovered), "confirmed": at(view.confirmed),
         "rule": cut(view.detected.rule) if view.detected else "", "outcome": cut(outcome), "reason": reason,
         "never": dead, "settled": view.settled, "guess": cut(view.guess),
+        "whose": whose(view.by), "abort": not closed and can_be_called_off(view, state),
         "hits": [{"role": hit.role, "life": hit.incarnation, "pid": hit.pid, "phase": hit.phase, "step": hit.step}
                  for hit in view.hits[-_HITS:]],
     }

@@ -21,7 +21,7 @@ from .ghost import Ghost
 from .ghost_files import find
 from .metrics import POINTS
 from .scene import Scene
-from .sources import Source
+from .sources import RecordedRun, Source
 
 RATE = 4.0
 """Pictures a second."""
@@ -170,6 +170,8 @@ class Feed:
         for entry in entries:
             self.scene.apply(entry)
         self.scene.lost = self.source.lost
+        if isinstance(self.source, RecordedRun):
+            self.scene.pace = self.source.pace
         if not self._sought and self.scene.state.config:
             self._sought = True
             self._ghost = self.scene.race.ghost = find(self.scene.state.config, self._ghosts)

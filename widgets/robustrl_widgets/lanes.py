@@ -115,11 +115,13 @@ class Lanes:
                 self._follow(role, t, state, episodes)
             case ev.Verdict(role=role, kind="suspect", onset=onset) if role in self.lanes:
                 self._detected(role, onset - state.t0, t, DETECT)
-            case ev.RoleStateChanged(role=role, new="failed") if (episode := episodes.last_of(role)) and role in self.lanes:
+            case ev.RoleStateChanged(role=role, new="failed", incarnation=life) if (
+                    role in self.lanes and (episode := episodes.last_of(role))
+                    and episode.began_with(role, life) and not episode.was_ended(role)):
                 onset = episode.onset - state.t0
                 self._detected(role, onset, t, RESTART)
                 self._mark(onset, role, "verdict", f"rule {episode.record.rule}" if episode.record.rule else "failed")
-            case ev.RoleStateChanged(role=role):
+            case ev.RoleStateChanged(role=role) | ev.RestartDecided(role=role, mode="full"):
                 self._follow(role, t, state, episodes)
             case ev.FaultPlanned(fault=fault, hidden=True):
                 self._hidden.add(fault)
@@ -162,8 +164,10 @@ class Lanes:
         view, lane = state.roles.get(role), self.lanes.get(role)
         if view is None or lane is None:
             return
-        phase = view.phase
+        phase, episode = view.phase, episodes.open_of(role)
         match view.state:
+            case _ if episode and episode.ended_for_it(role, view.incarnation):
+                code, phase = RESTART, ""
             case RoleState.STARTING:
                 code, phase = START, ""
             case RoleState.FAILED | RoleState.RESTARTING:
@@ -175,7 +179,7 @@ class Lanes:
             case RoleState.STOPPED:
                 code = OFF
             case _:
-                code = RECONNECT if phase == Phase.PULL or episodes.open_of(role) else IDLE if not phase or phase in QUIET else WORK
+                code = RECONNECT if phase == Phase.PULL or episode else IDLE if not phase or phase in QUIET else WORK
         lane.begin(t, code, phase)
         self._keep(lane, t, state, episodes)
 

@@ -10,6 +10,9 @@ import msgspec
 from robustrl.core import events as ev
 from robustrl.core.roles import Phase, RoleKind
 from robustrl.core.run_state import RunState
+from robustrl.errors import counted
+
+from .words import seconds
 
 if TYPE_CHECKING:
     from robustrl.core.accounting import Ratio
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from .scene import Scene
 
 POINTS = 300
+_EARLY = 20
+"""Optimizer steps before which a ratio of effective training time says little."""
 _EVERY = 1.0
 """Seconds between two points of a curve over time, at first; doubled each time the curve is full."""
 
@@ -31,6 +36,9 @@ class Curves:
         self.ettr: dict[str, float] | None = None
         self.ettrs: list[list[float]] = []
         """[time, strict, paper]."""
+        self._began: float | None = None
+        self._steps = 0
+        """Committed since the log began, those that were rolled back as well."""
         self._every, self._next = _EVERY, 0.0
         self._most: dict[str, tuple[int, int]] = {}
 
@@ -40,6 +48,11 @@ class Curves:
             known, most = self._most.get(role, (step, 0))
             self._most[role] = (step, max(most, pending) if known == step else pending)
         t = entry.t - state.t0
+        match entry.event:
+            case ev.TrajectoriesStarted() if self._began is None:
+                self._began = t
+            case ev.OptimizerStepCommitted(step=step) if step > 0:
+                self._steps += 1
         if t >= self._next:
             self._next = t + self._every
             self._point(t, state)
@@ -54,6 +67,15 @@ class Curves:
         """
         self.ettrs = [[round(each.t - t0, 1), round(each.strict, 4), round(each.paper, 4)] for each in found]
         self.ettr = {"strict": self.ettrs[-1][1], "paper": self.ettrs[-1][2]} if self.ettrs else None
+
+    @property
+    def early(self) -> str:
+        """Why the newest ratios say little, in words; empty once they say something."""
+        if not self.ettrs or self._steps >= _EARLY:
+            return ""
+        span = seconds(max(0.0, self.ettrs[-1][0] - (self._began or 0.0)))
+        return (f"ETTR says little before {_EARLY} optimizer steps: this is of {span} and {counted(self._steps, 'step')}, in which the "
+                "start-up or one outage weighs nearly all.")
 
     def _point(self, t: float, state: RunState) -> None:
         rates = state.tokens_per_second()

@@ -34,6 +34,7 @@ class Live(anywidget.AnyWidget):
     answer = traitlets.Unicode("{}").tag(sync=True)
     right = traitlets.Unicode("READ").tag(sync=True)
     """What the page may offer; what it may do is not the page's to say."""
+    me = traitlets.Unicode("").tag(sync=True)
 
     def _show(self, what: str, channel: Channel) -> None:
         if self.comm is None:  # closed
@@ -56,6 +57,7 @@ class View(Live):
         self.feed = feed
         self.right = right.name if feed.source.job is not None else Right.READ.name
         self._commander = Commander(feed, right, may_play=True)
+        self.me = self._commander.me
         self.observe(self._commanded, "command")
         self._subscription = feed.subscribe(self.view, self._show)
 
@@ -112,9 +114,9 @@ class RecoveryReport(View):
         from .report import html_of
 
         with self.feed.lock:
-            entries, ghost = list(self.feed.source.entries()), self.feed.scene.race.ghost
+            entries, ghost, job = list(self.feed.source.entries()), self.feed.scene.race.ghost, self.feed.source.job
         target = Path(path).expanduser()
-        target.write_text(html_of(entries, number, ghost), encoding="utf-8")
+        target.write_text(html_of(entries, number, ghost, live=job is not None and not job.over), encoding="utf-8")
         return target
 
 

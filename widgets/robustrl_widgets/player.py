@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 
 def picture(scene: Scene, now: float) -> dict[str, Any]:
-    return {"length": round(scene.length, 2), "name": scene.state.name}
+    return {"length": round(scene.length, 2), "name": scene.state.name, "pace": scene.pace}

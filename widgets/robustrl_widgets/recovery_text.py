@@ -46,10 +46,11 @@ def seen(episode: Episode, proof: bool = True) -> str:
             return f"{role} tripped rule {cut(rule)} (limit {limit}){phase}.{stopped}"
 
 
-def done(episode: Episode) -> str:
+def done(episode: Episode, scene: Scene) -> str:
     record = episode.record
     if record.decided is None:
-        return "Nothing was decided yet." if not record.outcome else "Nothing was done about it."
+        ended = "log" if scene.broken else "job" if scene.over or not episode.stage else ""
+        return f"Nothing was decided before the {ended} ended." if ended else "Nothing was decided yet."
     who = "All roles were restarted" if record.mode == "full" else f"Only {' and '.join(record.roles)} was restarted"
     how = f", {record.standby} took over" if record.standby else ""
     tries = f", in {record.attempts} attempts" if record.attempts > 1 else ""
@@ -91,11 +92,15 @@ def full_cost(episode: Episode, scene: Scene) -> str:
 
 
 def standing(episode: Episode, scene: Scene) -> str:
-    """How far a recovery that is open has come, or had come when the job was lost or where the log breaks off; empty: it is over."""
+    """What is the case with a recovery that has not ended well, in words; empty: it has. One that is open has come so far, or had come when
+    the job was lost or where the log breaks off.
+    """
+    if episode.healed:
+        return ""
     if episode.record.outcome == FAILED_AGAIN:
         return "failed again before it had trained"
     if not episode.stage:
-        return ""
+        return "not recovered when the job ended"
     if scene.lost:
         return f"the job was lost during its {episode.stage}"
     return f"the log breaks off during its {episode.stage}" if scene.broken else f"under way: {episode.stage}"
@@ -116,7 +121,7 @@ def picture(episode: Episode, scene: Scene) -> dict[str, Any]:
         "t": {name: round(t - t0, 3) if t is not None else None for name, t in times.items()},
         "took": {name: round(took, 3) if took is not None else None for name, took in episode.seconds().items()},
         "seen": cut(f"{seen(episode)} {episode.noticed}".strip(), LONG),
-        "done": cut(done(episode), LONG), "meanwhile": meanwhile(episode), "moved": moved(episode),
+        "done": cut(done(episode, scene), LONG), "meanwhile": meanwhile(episode), "moved": moved(episode),
         "full": full_cost(episode, scene), "blind": cut(episode.blind_spot, LONG),
     }
 

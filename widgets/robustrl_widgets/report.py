@@ -53,45 +53,57 @@ def save_html(run: Job | Run | str | Path, path: str | Path, number: int | None 
 
     from .sources import load_entries
 
-    entries: Sequence[ev.Entry]
-    place: str | Path | None
     if isinstance(run, str | Path):
-        entries, place = load_entries(run), run
-    elif isinstance(run, Run):
-        entries, place = run.entries, None
-    else:
-        entries, place = run.events, run.run_dir
-    return write_html(entries, place, path, number)
+        return write_html(load_entries(run), run, path, number)
+    if isinstance(run, Run):
+        return write_html(run.entries, None, path, number)
+    return write_html(run.events, run.run_dir, path, number, live=not run.over)
 
 
-def write_html(entries: Sequence[ev.Entry], place: str | Path | None, path: str | Path, number: int | None) -> Path:
-    """``place``: the run's directory or file, beside which its ghosts are; None: it has none, or nobody knows where."""
+def write_html(entries: Sequence[ev.Entry], place: str | Path | None, path: str | Path, number: int | None, live: bool = False) -> Path:
+    """``place``: the run's directory or file, beside which its ghosts are; None: it has none, or nobody knows where. ``live``: its job goes
+    on.
+    """
     ghost = find(RunState.of(entries[:1]).config, folder_of(place) if place else None)
     target = Path(path).expanduser()
-    target.write_text(html_of(entries, number, ghost), encoding="utf-8")
+    target.write_text(html_of(entries, number, ghost, live), encoding="utf-8")
     return target
 
 
-def html_of(entries: Sequence[ev.Entry], number: int | None = None, ghost: Ghost | None = None) -> str:
-    """Raises ConfigError if there is no such recovery."""
+def html_of(entries: Sequence[ev.Entry], number: int | None = None, ghost: Ghost | None = None, live: bool = False) -> str:
+    """``live``: more entries are to come. Raises ConfigError if there is no such recovery."""
     end, episode = _find(entries, number, ghost)
+    end.length = 0.0 if live else end.t
     record, t0 = episode.record, end.state.t0
     start = max(0.0, episode.onset - t0 - _BEFORE)
     stop = min(end.t, (record.until if record.until is not None else end.state.t) - t0 + _AFTER)
     every = max(_LEAST, (stop - start) / _FRAMES)
-    frames = _frames(entries, start, stop, every)
+    frames, words = _frames(entries, start, stop, every), _outcome(episode, end, live)
+    if stop >= end.t and not live:  # in the last moment that is known nothing goes on any more
+        for drawn in frames[-1]["roles"].values():
+            if drawn.get("stages", {}).get("on"):
+                drawn["stages"]["cut_off"] = True
     data = {
         "start": round(start, 3), "every": round(every, 3), "first": frames[0],
         "patches": [difference(before, after) for before, after in zip(frames, frames[1:], strict=False)],
-        "recovery": recovery_text.picture(episode, end),
+        "recovery": recovery_text.picture(episode, end) | ({} if episode.healed else {"standing": words}),
         "history": {role: list(lines) for role, lines in end.history.items()},
     }
-    title = f"{record.role}: {record.outcome}" + (f" in {seconds(record.total)}" if record.total is not None else "")
+    title = f"{record.role}: {words}"
     text = _page(title, end, data, (start, stop), _audited(entries))
     if len(text.encode()) > LIMIT:  # many roles: fewer moments of them
         data["first"], data["patches"], data["every"] = frames[0], [difference(frames[0], frames[-1])], round(stop - start, 3)
         text = _page(title, end, data, (start, stop), _audited(entries))
     return text
+
+
+def _outcome(episode: Episode, end: Scene, live: bool) -> str:
+    """In words: what is kept in a file does not change any more."""
+    if episode.healed:
+        return f"recovered in {seconds(episode.record.total or 0.0)}"
+    if not episode.stage:
+        return recovery_text.standing(episode, end)
+    return f"{'recovery under way when this was written' if live else 'not recovered when the log ended'} ({episode.stage})"
 
 
 def _find(entries: Sequence[ev.Entry], number: int | None, ghost: Ghost | None) -> tuple[Scene, Episode]:

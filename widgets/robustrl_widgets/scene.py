@@ -53,6 +53,8 @@ class Scene:
         """(pull, when it was over, its seconds on the wire)."""
         self.length = 0.0
         """Seconds that the whole run took; known of a recording only."""
+        self.pace = 1.0
+        """How fast it plays when it plays; of a recording only."""
         self.lost = ""
         """Why nothing more comes although the log has no end: its host died. No entry says so, whoever follows the run does."""
         self.last: ev.Entry | None = None

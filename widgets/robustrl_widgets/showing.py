@@ -23,11 +23,11 @@ from robustrl.errors import ConfigError, JobFailed, MissingExtra, WaitTimeout
 from robustrl.replay.reading import BadRun
 from robustrl.runtime.event_log import LogError
 
-from .access import Access, is_local
+from .access import Access, in_url, is_local
 from .feed import Feed
 from .ghost_files import folder_of, run_dir_of
 from .hosts import feed_of
-from .sources import RecordedRun, load_entries
+from .sources import FASTEST, RecordedRun, load_entries
 
 if TYPE_CHECKING:
     from robustrl.job import Job
@@ -49,10 +49,14 @@ def show(*, run: Path | None, job: str | None, demo: bool, speed: float, address
     if len(several) > 1:
         name, value = next(iter(several.items()))
         raise ConfigError(name, str(value), f"not together with {' and '.join(list(several)[1:])}: give one of {', '.join(given)}")
-    if not 0 < speed <= 100:
-        raise ConfigError("speed", speed, "must be above 0 and at most 100")
+    if not 0 < speed <= FASTEST:
+        raise ConfigError("speed", speed, f"must be above 0 and at most {FASTEST}")
+    if speed != 1.0 and run is None and not demo:
+        raise ConfigError("speed", speed, "must be 1, or left out, for a live job: only a recording (RUN or --demo) is played")
     if not 0 <= port <= _LAST_PORT:
         raise ConfigError("port", port, f"must be 0, for a free one, to {_LAST_PORT}")
+    if "%" in address:
+        raise ConfigError("address", address, "must be without a zone (what stands behind %): browsers open no such address")
     for origin in origins:
         if (found := _ORIGIN.fullmatch(origin)) is None or not 1 <= int(found["port"] or 80) <= _LAST_PORT:
             raise ConfigError("origin", origin, "must be HOST or HOST:PORT, such as hub.example.org:8000, without http:// or wildcards")
@@ -76,7 +80,7 @@ def show(*, run: Path | None, job: str | None, demo: bool, speed: float, address
 def _not_listening(address: str, port: int, error: OSError | UnicodeError) -> ConfigError:
     """Of the two, the one to blame: a free port (0) is never it."""
     if not port or isinstance(error, UnicodeError | socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        allowed = "must be an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all of them; the port is --port's"
+        allowed = "must be an address of this machine, such as 127.0.0.1 or ::1, or 0.0.0.0 for all of them; the port is --port's"
         return ConfigError("address", address, f"{allowed}: {error}")
     return ConfigError("port", port, f"cannot listen on {address}: {error}")
 
@@ -115,8 +119,7 @@ def _first_fault(entries: Sequence[ev.Entry]) -> float:
 
 
 def _announce(access: Access, address: str, live: bool, as_json: bool, port: int) -> None:
-    host = address if address not in ("0.0.0.0", "::") else "127.0.0.1"
-    base = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    base = f"http://{in_url({'0.0.0.0': '127.0.0.1', '::': '::1'}.get(address, address))}:{port}/"
     links = {"look": base if is_local(address) else f"{base}?token={access.viewer}"}
     if live:
         links |= {"instructor": f"{base}?token={access.instructor}", "student": f"{base}?token={access.student}"}

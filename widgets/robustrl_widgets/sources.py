@@ -15,6 +15,9 @@ from .ghost_files import run_dir_of
 if TYPE_CHECKING:
     from robustrl.job import Job
 
+FASTEST = 100
+"""Seconds of a recording per second, at most."""
+
 
 class Source(Protocol):
     """What a `Feed` follows."""
@@ -82,11 +85,14 @@ class RecordedRun:
         """Plays from ``at`` seconds on; what came before is there from the first moment. ``run_dir``: where it lies, if anybody knows."""
         if not entries:
             raise ValueError("a recording without entries cannot be played")
+        _check(speed)
         self.job: Job | None = None
         self.generation, self.lost, self.run_dir = 0, "", run_dir
         self._entries, self._clock = entries, clock
         self._times = [entry.t - entries[0].t for entry in entries]
         self._taken, self._speed = 0, speed
+        self.pace = speed or 1.0
+        """How fast it plays when it plays: it is known while it stands still, too."""
         self._at, self._since = min(max(0.0, at), self._times[-1]), clock()
 
     @classmethod
@@ -117,17 +123,23 @@ class RecordedRun:
         return self._entries
 
     def play(self, speed: float | None = None, at: float | None = None) -> None:
-        """From now on at this speed (0 to 100), from ``at`` seconds on. Raises ValueError."""
-        if speed is not None and not 0 <= speed <= 100:
-            raise ValueError(f"speed = {speed!r}: must be from 0 to 100")
+        """From now on at this speed (0 to `FASTEST`), from ``at`` seconds on. Raises ValueError."""
+        if speed is not None:
+            _check(speed)
         if at is not None and not at >= 0:
             raise ValueError(f"at = {at!r}: must be seconds, 0 or more")
         here = self.now()
         self._at, self._since = min(self.length, here if at is None else at), self._clock()
         self._speed = self._speed if speed is None else speed
+        self.pace = speed or self.pace
         if self._at < here and at is not None:
             self._taken = 0
             self.generation += 1
+
+
+def _check(speed: float) -> None:
+    if not 0 <= speed <= FASTEST:
+        raise ValueError(f"speed = {speed!r}: must be from 0 to {FASTEST}")
 
 
 def load_entries(path: str | Path) -> Sequence[ev.Entry]:

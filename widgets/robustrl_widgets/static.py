@@ -96,7 +96,7 @@ def recoveries_html(scene: Scene) -> str:
     for episode in scene.episodes.all[-recovery_text.SHOWN:]:
         took = ", ".join(f"{name} {seconds(value)}" for name, value in episode.seconds().items() if value is not None)
         total = f" in {seconds(episode.record.total)}" if episode.record.total is not None else ""
-        words = [recovery_text.seen(episode), episode.noticed, recovery_text.done(episode), recovery_text.moved(episode),
+        words = [recovery_text.seen(episode), episode.noticed, recovery_text.done(episode, scene), recovery_text.moved(episode),
                  recovery_text.meanwhile(episode), recovery_text.full_cost(episode, scene)]
         outcome = recovery_text.standing(episode, scene) or episode.record.outcome
         rows.append(f"<li><b>{text(episode.record.role)}: {text(outcome)}{total}</b> ({took}). "
@@ -142,6 +142,8 @@ def metrics_html(scene: Scene, now: float) -> str:
     if shown["ettrs"]:
         _, strict, paper = shown["ettrs"][-1]
         rows.append(["effective training time, strict and by the paper's rule", f"{strict:.3f}, {paper:.3f}"])
+    if early := shown["head"]["ettr_early"]:
+        rows.append(["", early])
     rows.append(["answers", f"{ledger['started']} started = {ledger['consumed']} used + {ledger['dropped']} dropped + "
                             f"{ledger['in_flight']} in flight"])
     if shown["race"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from datetime import UTC, datetime
@@ -57,6 +58,11 @@ def person(name: str) -> str:
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
     shown = "".join(sign for sign in folded if sign != "\ufffd" and unicodedata.category(sign)[0] not in "MC")
     return " ".join(shown.split())
+
+
+def whose(by: str) -> str:
+    """A short key: the same for two texts that name one person (`person`)."""
+    return hashlib.sha256(person(by).encode()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=64)

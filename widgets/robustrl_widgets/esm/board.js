@@ -7,8 +7,9 @@ const GROUPS = [
 const BIG = new Set(["trainer", "rollout"]);
 const TIMED = new Set(["slow", "wedge", "full_disk", "partition", "delay", "slow_tool", "long_advantage", "long_first_token", "first_compile", "idle_rollout", "long_checkpoint"]);
 const STAGES = ["detect", "restart", "reconnect"];
+const stages_of = (run) => run.ended_for ? STAGES.slice(1) : STAGES;  // who was ended on purpose was not detected
 const tone = (role) => {
-  if (role.stages && role.stages.on) return role.state === "suspect" ? "sus" : role.stages.on === "restart" ? (role.state === "failed" ? "bad" : "res") : "stale again";
+  if (role.stages && role.stages.on) return role.state === "suspect" ? "sus" : role.stages.on === "restart" ? (role.state === "failed" && !role.stages.ended_for ? "bad" : "res") : "stale again";
   return { starting: "start", restarting: "res", stale: role.life > 1 ? "stale again" : "start", suspect: "sus", failed: "bad", stopped: "off", retired: "off" }[role.state] ?? "";
 };
 const phase_word = (role) => (role.state === "healthy" || role.state === "suspect" || role.state === "stale") && role.phase ? ` \u00b7 ${phase_name(role.phase)}` : "";
@@ -50,7 +51,7 @@ function render({ model, el }) {
       kpi("optimizer step", `${job.step} / ${job.steps || "?"}`, h("div", { class: "track" }, h("i", { style: { width: `${share}%` } }))),
       job.reward !== undefined ? kpi("reward", job.reward.toFixed(2)) : null,
       typeof job.accuracy === "number" ? kpi("held-out accuracy", `${(100 * job.accuracy).toFixed(0)} %`) : null,
-      job.ettr ? kpi("ETTR strict", job.ettr.strict.toFixed(2)) : null,
+      job.ettr ? kpi("ETTR strict", job.ettr.strict.toFixed(2), job.ettr_early ? h("small", { title: job.ettr_early }, "too few steps to tell") : null) : null,
       job.mode ? kpi("recovery", job.mode) : null,
       kpi("answers: started = used + dropped + in flight",
         `${whole(ledger.started)} = ${whole(ledger.consumed)} + ${whole(ledger.dropped)} + ${whole(ledger.in_flight)} ${ledger.balanced ? "\u2713" : "\u2260 !"}`),
@@ -68,12 +69,14 @@ function render({ model, el }) {
       text = [h("b", {}, `The job is ${job.status}`), ` at optimizer step ${job.step}.${healed} ${job.status === "failed" ? sentence(job.reason) : ""}`];
     } else if (!count) text = [h("b", {}, "Starting: "), "the first roles are on their way."];
     else if (ill.length) {
-      const parts = ill.slice(0, 3).flatMap((name, index) => {
+      const ended = ill.filter((name) => picture.roles[name].stages?.ended_for), failed = ill.filter((name) => !ended.includes(name));
+      const parts = failed.slice(0, 3).flatMap((name, index) => {
         const role = picture.roles[name], stage = role.stages?.on;
         return [index ? ", " : "", h("b", {}, name), stage === "detect" ? " is suspected" : stage === "reconnect" ? " is back and reconnects" : " failed and is restarted"];
       });
-      if (ill.length > 3) parts.push(` and ${ill.length - 3} more`);
-      text = [...parts, `. The other ${well} roles go on.`];
+      if (failed.length > 3) parts.push(` and ${failed.length - 3} more`);
+      if (ended.length) parts.push(parts.length ? "; " : "", `${ended.length} ${ended.length === 1 ? "role is" : "roles are"} started anew because of it`);
+      text = [...parts, !ended.length || well ? `. The other ${well} roles go on.` : "."];
     } else if (job.status === "starting") text = [h("b", {}, `${count} ${count === 1 ? "role" : "roles"}`), count === 1 ? " is starting." : " are starting."];
     else text = [h("b", {}, `All ${count} roles are well.`), ["STUDENT", "INSTRUCTOR"].includes(model.get("right")) ? " Click one to see what it did, or to make it fail." : " Click one to see what it did."];
     say.className = `say ${view.silent() ? "" : ["done", "stopped", "unknown"].includes(job.status) ? "ended" : ill.length || job.status === "failed" ? "ill" : ""}`;
@@ -143,13 +146,13 @@ function render({ model, el }) {
           bar.style.visibility = typeof role.done === "number" ? "visible" : "hidden";
           bar.firstChild.style.width = `${100 * (role.done ?? 0)}%`;
           bar.firstChild.style.background = pulling ? "var(--rec)" : "var(--ok)";
-          set_text(doing, role.stages?.rule && role.stages.on ? `rule ${role.stages.rule}` : role.doing ?? "");
+          set_text(doing, role.stages?.ended_for && role.stages.on ? `because of ${role.stages.ended_for}` : role.stages?.rule && role.stages.on ? `rule ${role.stages.rule}` : role.doing ?? "");
           version.style.display = typeof role.version === "number" ? "" : "none";
           version.classList.toggle("behind", (role.lag ?? 0) > 0);
           set_text(version, role.lag > 0 ? `v${role.version}, ${role.lag} behind` : `v${role.version}`);
         }
         stages.style.display = role.stages ? "" : "none";
-        if (role.stages) stages.replaceChildren(...STAGES.map((stage) => h("span", { class: stage }, stage, h("b", {}))));
+        if (role.stages) stages.replaceChildren(...stages_of(role.stages).map((stage) => h("span", { class: stage }, stage, h("b", {}))));
         element.update_stages = draw_stages;
         draw_stages();
       },
@@ -176,11 +179,11 @@ function render({ model, el }) {
     const draw_stages = () => {
       const run = now.stages;
       if (!run) return;
-      const open = STAGES.indexOf(run.on);
-      STAGES.forEach((stage, index) => {
+      const open = stages_of(run).indexOf(run.on);
+      stages_of(run).forEach((stage, index) => {
         const box = stages.children[index], took = run.took?.[stage];
-        box.className = `${stage} ${index === open ? "on" : typeof took === "number" || (open < 0 && run.total !== undefined) ? "past" : ""}`;
-        set_text(box.lastChild, index === open ? `${span(Math.max(0, view.now() - run.since))} \u2026` : typeof took === "number" ? span(took) : "");
+        box.className = `${stage} ${index === open ? run.cut_off ? "past" : "on" : typeof took === "number" || (open < 0 && run.total !== undefined) ? "past" : ""}`;
+        set_text(box.lastChild, index === open ? run.cut_off ? "not over" : `${span(Math.max(0, view.now() - run.since))} \u2026` : typeof took === "number" ? span(took) : "");
       });
     };
     return element;

@@ -23,17 +23,21 @@ function render({ model, el }) {
   const settings = [["mode", mode.lastChild], ["standbys", standbys.lastChild]], chosen = new Set();
   const apply = h("button", { "aria-label": "apply how failures are answered", onclick: () => set_recovery() }, "Apply");
   const recovery = h("div", { class: "form" }, mode, standbys, apply);
-  const form = h("div", { class: "form" }, kind, target, when, lasting, h("label", { title: "the card tells nothing until you reveal it: find it yourself" }, "hidden", hidden), order);
+  const hides = h("label", { title: "the card tells nothing until you reveal it: find it yourself" }, "hidden", hidden);
+  const form = h("div", { class: "form" }, kind, target, when, lasting, hides, order);
   const plans = h("div", { class: "form" }, presets, plan);
   const controls = [...Object.values(values), length, hidden, order, preset, plan, ...settings.map(([, select]) => select), apply];
   const view = open_view(model, el, "faults", (picture) => { shown = picture; draw(); });
   view.root.append(h("h2", {}, "Faults"), form, plans, about, recovery, why, said, cards);
 
+  // What is offered is what would be accepted (commands.py): a student has one fault at a time, of one process, in the open.
+  const student = () => model.get("right") === "STUDENT", mine = (fault) => fault.whose === model.get("me");
+  const under_way = () => student() ? Object.values(shown.cards ?? {}).find((fault) => !fault.masked && mine(fault) && !fault.settled) : null;
   const option = (value, text, title) => h("option", { value, title }, text ?? value);
   const ordered = (select, options) => { const before = select.value; select.replaceChildren(...options); if ([...select.options].some((one) => one.value === before)) select.value = before; };
   const fill = () => {
     const first = { rollout: 0, trainer: 1 }, place = (role) => first[shown.roles[role]] ?? 2;
-    const roles = Object.keys(shown.roles ?? {}).sort((a, b) => place(a) - place(b) || a.localeCompare(b, "en", { numeric: true })), catalogue = Object.entries(shown.catalogue ?? {});
+    const roles = Object.keys(shown.roles ?? {}).sort((a, b) => place(a) - place(b) || a.localeCompare(b, "en", { numeric: true })), catalogue = Object.entries(shown.catalogue ?? {}).filter(([, about]) => !student() || about.for_students);
     const wanted = JSON.stringify([roles, catalogue, shown.presets]);
     if (wanted === choices) return;
     choices = wanted;
@@ -64,7 +68,7 @@ function render({ model, el }) {
     button.disabled = button.busy = true;
     const answer = await view.ask(verb, { ...args, ...(sure ? { sure: true } : {}) });
     button.busy = false;
-    button.disabled = Boolean(shown.closed);
+    button.disabled = Boolean(shown.closed) || (button === order && Boolean(under_way()));
     button.classList.toggle("sure", Boolean(answer.confirm));
     set_text(button, answer.confirm ? `${label}: really?` : label);
     tell(answer);
@@ -88,11 +92,13 @@ function render({ model, el }) {
   };
 
   const draw = () => {
-    const right = model.get("right"), may = right !== "READ", closed = shown.closed ?? "";
+    const right = model.get("right"), may = right !== "READ", closed = shown.closed ?? "", busy = closed ? null : under_way();
     form.style.display = may ? "" : "none";
     for (const each of controls) each.disabled = Boolean(closed) || each.busy === true;
-    why.style.display = may && closed ? "" : "none";
-    set_text(why, closed ? `${closed[0].toUpperCase()}${closed.slice(1)}: no fault can be injected and no setting changed any more.` : "");
+    order.disabled ||= Boolean(busy);
+    hides.style.display = student() ? "none" : "";
+    why.style.display = may && (closed || busy) ? "" : "none";
+    set_text(why, closed ? `${closed[0].toUpperCase()}${closed.slice(1)}: no fault can be injected and no setting changed any more.` : busy ? `One at a time: your fault #${busy.n} is not over yet.` : "");
     plans.style.display = about.style.display = recovery.style.display = may && right === "INSTRUCTOR" ? "" : "none";
     fill();
     for (const [field, select] of settings) {
@@ -130,7 +136,7 @@ function render({ model, el }) {
     if (fault.by) foot.append(h("span", { class: "mut" }, `by ${fault.by}`));
     const act = (label, verb) => { const button = h("button", { onclick: () => ask(button, verb, { fault: fault.n }, label) }, label); return button; };
     if (fault.masked && !shown.over && model.get("right") === "INSTRUCTOR") foot.append(act("Reveal", "reveal"));
-    if (!over && !fault.masked && model.get("right") !== "READ") foot.append(act("Abort", "abort"));
+    if (!over && !fault.masked && fault.abort && (model.get("right") === "INSTRUCTOR" || (student() && mine(fault)))) foot.append(act("Abort", "abort"));
     return h("div", { class: `fault ${fault.never ? "never" : over ? "" : "now"}` }, h("h3", {}, title, h("span", {}, `${fault.benign ? "benign \u00b7 " : ""}#${fault.n}`)), h("div", { class: "steps" }, steps), foot.childNodes.length ? foot : null);
   };
   return () => view.close();

@@ -13,6 +13,8 @@ function render({ model, el }) {
     race_words.style.display = race ? "" : "none";
     if (race) race_words.replaceChildren(h("b", {}, race.words), " ", h("span", { class: "mut" }, race.label));
     const against = (title, mine, ghost, options) => chart(title, "seconds of training", [["you", ...split(mine)], ["the ghost", ...split(ghost)]], { low: 0, ghosts: ["the ghost"], ...options });
+    const ettr = chart("Effective training time", "seconds", [["strict", (picture.ettrs ?? []).map((row) => row[0]), (picture.ettrs ?? []).map((row) => row[1])], ["paper's rule", (picture.ettrs ?? []).map((row) => row[0]), (picture.ettrs ?? []).map((row) => row[2])]], { low: 0, high: 1, outages });
+    if (picture.head?.ettr_early) ettr.append(h("p", { class: "mut early" }, picture.head.ettr_early));
     charts.replaceChildren(
       ...(race ? [against("Optimizer steps", race.steps, race.ghost_steps, { steps: true }), against("Reward", race.reward, race.ghost_reward)]
         : [chart("Reward per step", "optimizer step", [["reward", steps, picture.reward ?? []]], { low: 0 })]),
@@ -20,7 +22,7 @@ function render({ model, el }) {
       chart("Tokens per second", "seconds", Object.entries(picture.tokens ?? {}).map(([name, values]) => [name, times, values]), { low: 0, outages }),
       chart("Seconds of a step by phase", "optimizer step", phases, { low: 0 }),
       chart("Versions behind", "seconds", [["furthest rollout", times, picture.lag ?? []]], { low: 0, outages, steps: true }),
-      chart("Effective training time", "seconds", [["strict", (picture.ettrs ?? []).map((row) => row[0]), (picture.ettrs ?? []).map((row) => row[1])], ["paper's rule", (picture.ettrs ?? []).map((row) => row[0]), (picture.ettrs ?? []).map((row) => row[2])]], { low: 0, high: 1, outages }));
+      ettr);
     const account = picture.ledger, dropped = Object.entries(account.dropped ?? {}), sum = dropped.reduce((total, [, count]) => total + count, 0);
     const balanced = account.started === account.consumed + sum + account.in_flight;
     ledger.replaceChildren(h("b", {}, balanced ? "The ledger balances: " : "The ledger does NOT balance: "),

@@ -11,7 +11,7 @@ function render({ model, el }) {
   view.root.append(h("h2", {}, "Recoveries, in words"), list);
   const report = (one) => {
     const took = one.took ?? {}, total = PARTS.reduce((sum, [name]) => sum + (took[name] ?? 0), 0);
-    const words = one.outcome === "recovered" ? `back after ${span(total)}` : one.standing || one.outcome;
+    const words = one.standing || `back after ${span(total)}`;
     const bars = PARTS.filter(([name]) => typeof took[name] === "number").map(([name, paint, ink]) => h("span", { title: `${name} ${span(took[name])}`, style: { background: `var(--${paint})`, color: ink, flex: `${Math.max(took[name], total * 0.02)} 0 0` } }, took[name] > 0.2 * total ? `${name} ${span(took[name])}` : "\u00a0"));
     const short = PARTS.filter(([name]) => typeof took[name] === "number" && took[name] <= 0.2 * total).map(([name]) => `${name} ${span(took[name])}`);
     return h("div", { class: "report" }, h("h3", {}, `${one.role}: ${words}`, " ", h("span", { class: "mut" }, `#${one.n}${one.rule ? `, rule ${one.rule}` : ""}`)),
