@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -71,12 +72,11 @@ def test_peers_are_compared_where_no_watcher_is_disturbed():
 
 
 def test_the_width_of_a_ratio_shrinks_with_its_sample():
-    few, many = (_detect_cost.bootstrap([[1.0], [1.1], [0.9]] * n, [[1.0], [1.05], [0.95]] * n) for n in (3, 50))
-    assert few[0] <= many[0] <= 1.0 <= many[1] <= few[1]
-    alone, alike = (_detect_cost.bootstrap([[1.0] * k, [1.1] * k, [0.9] * k] * 3, [[1.0] * k] * 9) for k in (1, 10))
-    assert alone == alike, "ten equal steps of a block tell no more than one"
-    drift = [[float(t)] for t in range(1, 30)]
-    assert _detect_cost.bootstrap(drift, drift) == (1.0, 1.0), "what both blocks of a pair met alike is no difference"
+    few, many = (_detect_cost.bootstrap([1.0, 1.1, 0.9] * n) for n in (3, 50))
+    assert few[0] < many[0] <= 1.0 <= many[1] < few[1]
+    drift = [[1.0, 1.2], [1.5, 1.7], [3.0, 3.2]]
+    assert _detect_cost.pair_ratios(drift, drift) == [1.0] * 3, "what both blocks of a pair met alike is no difference"
+    assert _detect_cost.pair_ratios([[2.0, 4.0]], [[1.0, 2.0]]) == [2.0]
 
 
 @pytest.mark.soak
@@ -92,7 +92,7 @@ class _Job:
     def __init__(self, pids: dict[str, int]) -> None:
         self.roles = {role: SimpleNamespace(pid=pid) for role, pid in pids.items()}
         self.thresholds = SimpleNamespace(node=SimpleNamespace(silent=5.0))
-        self.step, self.events, self.paused = 0, [], False
+        self.step, self.events = 0, []
 
     def wait(self, step: int, timeout: float) -> None:
         while self.step < step:
@@ -100,9 +100,6 @@ class _Job:
             commit = ev.OptimizerStepCommitted(step=self.step, version=1, digest="d", snapshot_digest="s", consumed=[], batch=1, bytes=1,
                                                holder="k", incarnation=1)  # fmt: skip
             self.events.append(ev.Entry(self.step, 0.5 * self.step, "k", 1, 1, 0.0, commit))
-
-    def pause(self) -> None:
-        self.paused = True
 
     def __enter__(self) -> _Job:
         return self
@@ -112,17 +109,17 @@ class _Job:
 
 
 def test_the_cost_is_taken_in_turns_and_the_agent_goes_on_in_the_end(monkeypatch):
-    sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    sleepers = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
     try:
         job = _Job({"node_agent-0": sleepers[0].pid, "supervisor": sleepers[1].pid})
         monkeypatch.setattr(_detect_cost.robustrl, "launch", lambda **settings: job)
-        monkeypatch.setattr(_detect_cost.time, "sleep", lambda seconds: None)
+        monkeypatch.setattr(_detect_cost, "idle_actor", lambda job: nullcontext(sleepers[2].pid))
         row = _detect_cost.cost()
-        state = process_state(sleepers[0].pid)
+        states = [process_state(sleeper.pid) for sleeper in sleepers]
     finally:
         for sleeper in sleepers:
             sleeper.kill()
             sleeper.wait()
-    assert row["steps"] == [150, 150] and row["step_ratio"] == 1.0 and row["step_ratio_width"] == 0.0
-    assert job.paused and job.thresholds.node.silent == "10h" and state != "T"
+    assert row["steps"] == [300, 300] and row["step_ratio"] == 1.0 and row["step_ratio_width"] == 0.0
+    assert job.thresholds.node.silent == "10h" and "T" not in states
     assert {"cpu_share", "step_ratio", "step_ratio_width"} <= set(row)

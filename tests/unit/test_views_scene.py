@@ -24,7 +24,6 @@ from robustrl.core import events as ev
 from robustrl.core.detection import Detector
 from robustrl.core.levels import levels
 from robustrl.core.roles import Phase, RoleState
-from robustrl.core.run_state import RunState
 from robustrl.core.thresholds import PATHS, Thresholds
 
 
