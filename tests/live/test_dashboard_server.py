@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ def test_an_answer_waits_neither_for_a_picture_nor_for_the_end_of_a_judgement() 
         session = _Session(feed, Right.READ, "", may_play=False)
         assert [len(view.full) > 2 for view in session.views.values()].count(True) == len(session.views)
         with feed.lock:
+            session._page_drawn(None)
             session._scheduled = False
             ticks.clear()
             session.views["tuning"].command = json.dumps({"id": "1", "verb": "apply", "args": {}})
@@ -75,13 +77,14 @@ class Server:
             await asyncio.wait_for(socket.read_message(), 20)
         return socket
 
-    async def document(self, socket: WebSocketClientConnection) -> str:
-        """What the server shows to this page, as it was sent."""
+    async def document(self, socket: WebSocketClientConnection, drawing: float = 0.0) -> str:
+        """What the server shows to this page, as it was sent. ``drawing``: seconds that the page takes for it."""
         for part in ('{"msgid":"1","msgtype":"PULL-DOC-REQ"}', "{}", "{}"):
             await socket.write_message(part)
         for _ in range(30):
             text = await asyncio.wait_for(socket.read_message(), 20)
             if isinstance(text, str) and '"roots"' in text:
+                await asyncio.sleep(drawing)
                 for part in READY:
                     await socket.write_message(part)
                 return text
@@ -118,6 +121,42 @@ async def _document(server: Server, origin: str, query: str = "") -> str:
         return await server.document(socket)
     finally:
         socket.close()
+
+
+def test_a_page_that_takes_long_to_draw_itself_misses_nothing() -> None:
+    """What changed between the writing of its document and the page's word, keyframes above all, comes with that word."""
+
+    async def look() -> dict[str, dict[str, Any]]:
+        """Model -> what its page has in the end: the newest keyframe and the newest difference."""
+        socket = await server.connect(_own(server))
+        has = {model["id"]: model["attributes"] for model in _models(json.loads(await server.document(socket, drawing=2.5)))}
+        end = time.monotonic() + 4.0
+        while (left := end - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                text = await asyncio.wait_for(socket.read_message(), left)
+                for event in json.loads(text).get("events", []) if isinstance(text, str) else ():
+                    if event.get("kind") == "ModelChanged" and event["model"]["id"] in has:
+                        has[event["model"]["id"]] |= {event["attr"]: event["new"]}
+        socket.close()
+        return has
+
+    server = Server("--speed", "60")
+    try:
+        shown = [{name: json.loads(model[name]) for name in ("full", "delta")} for model in asyncio.run(look()).values()]
+    finally:
+        server.stop()
+    assert len(shown) > 7 and max(view["delta"].get("now", 0) for view in shown) > 60, "the recording is over"
+    assert [view["delta"] for view in shown if view["delta"].get("key") != view["full"].get("key")] == []
+
+
+def _models(part: Any) -> Iterator[dict[str, Any]]:
+    """Those of the views, anywhere in a document."""
+    if isinstance(part, dict):
+        if isinstance(attributes := part.get("attributes"), dict) and {"full", "delta"} <= set(attributes):
+            yield part
+        part = list(part.values())
+    for inner in part if isinstance(part, list) else ():
+        yield from _models(inner)
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "http://127.0.0.1:1", "https://127.0.0.1.evil.example", "null"])

@@ -89,7 +89,8 @@ class _Session:
         self._waiting: dict[str, dict[str, str]] = {}
         """View -> the newest values that its page has not got."""
         self._answers: list[Answer] = []
-        self._scheduled = self._gone = False
+        self._scheduled = self._gone = self._drawn = False
+        """``_drawn``: the page has its document. What changes between its writing and that, Panel would drop without a word."""
         self._lock = threading.Lock()
         """Its own: the feed's is held while all pictures are drawn, for which neither an answer nor the server's loop should wait."""
         recorded = isinstance(feed.source, RecordedRun)
@@ -108,7 +109,8 @@ class _Session:
         self._tuner = self._tuning_lab(feed, right, offered, stock or stock_of(feed))
         for view in self.views.values():
             view.param.watch(self._commanded, "command")
-        self._flush()
+        self._hand_over()
+        self._document.on_event("document_ready", self._page_drawn)
 
     def close(self) -> None:
         for subscription in self._subscriptions:
@@ -159,9 +161,20 @@ class _Session:
                 self._gone = True
                 raise Gone(str(error)) from error
 
+    def _page_drawn(self, event: Any) -> None:
+        self._drawn = True
+        with suppress(Gone):
+            self._schedule()  # after all that Panel itself does about it
+
     def _flush(self) -> None:
         with self._lock:
-            waiting, self._waiting, self._scheduled = self._waiting, {}, False
+            self._scheduled = False
+        if self._drawn:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
             answers, self._answers = self._answers, []
         with pn.io.hold():
             for view, values in waiting.items():
