@@ -322,8 +322,8 @@ class FaultBook:
         if event.new in (RoleState.FAILED, RoleState.SUSPECT):
             if event.new == RoleState.FAILED:
                 self._lost_again(event.role, event.incarnation)
-            for _, hit in self._hits_of(event.role, event.incarnation, t):
-                if hit.gone is None:
+            for view, hit in self._hits_of(event.role, event.incarnation, t):
+                if hit.gone is None and (view.disabling or not self._disabled(hit, t)):
                     hit.unhealthy = hit.unhealthy or t
         elif event.new == RoleState.HEALTHY:
             for view, hit in self._hits():

@@ -37,6 +37,7 @@ class Hand:
     def __init__(self, emit: Callable[[ev.Event], None]) -> None:
         self._emit = emit
         self._called_off: dict[int, threading.Event] = {}
+        self._killed: set[int] = set()
         self._holders: dict[ProcessId, set[int]] = {}
         """Process -> the faults that keep it stopped; below 0: an order that was no fault."""
         self._orders = 0
@@ -51,9 +52,9 @@ class Hand:
             called_off = self._called_off.setdefault(order.fault, threading.Event())
         threading.Thread(target=self._run, args=(order, process, called_off), name=f"fault-{order.fault}", daemon=True).start()
 
-    def call_off(self, fault: int, folder: str, process: ProcessId | None) -> None:
+    def call_off(self, fault: int, folder: str, process: ProcessId | None) -> bool:
         """The fault is done no more, and nothing of it lasts: a waiting one does not strike, a stopped process goes on, a role that is
-        busy with it finds a file.
+        busy with it finds a file. False: it has killed already, which its proof may be yet to say.
         """
         with self._lock:
             self._folder = folder
@@ -64,6 +65,7 @@ class Hand:
         off.touch()
         if process is not None and not self._let_go(process, fault) and not ours:
             self._wake(process)  # done by an earlier life of who has this hand
+        return fault not in self._killed
 
     def hang(self, process: ProcessId, seconds: float) -> bool:
         """SIGSTOP by an order that is no fault, for good with ``seconds`` of 0; False: the process has ended."""
@@ -173,6 +175,7 @@ class Hand:
         with self._lock:
             if called_off.is_set() or not (is_alive(process) and send_signal(process, signal.SIGKILL)):
                 return  # if its target has ended, the host knows
+            self._killed.add(order.fault)
             self._holders.pop(process, None)
         gone = wait_exit(process, _GONE)
         self._report(order, status, began, {"signal": "SIGKILL", "process": "gone" if gone else process_state(process.pid)})

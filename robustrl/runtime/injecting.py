@@ -90,12 +90,13 @@ class Injector:
         self._called_off.add(fault)
         if where is not None:
             view = self._host.state.faults[fault]
+            too_late = RobustRLError(f"fault {fault} ({view.kind}) was done and cannot be undone")
             if view.hits and not CATALOGUE[view.kind].undo:
-                raise RobustRLError(f"fault {fault} ({view.kind}) was done and cannot be undone")
+                raise too_late
             if fault in self._links:
                 await asyncio.to_thread(self._mend, fault)
-            else:
-                await self._set_free(fault, *where)
+            elif not await self._set_free(fault, *where):
+                raise too_late
         if not self._host.state.faults[fault].outcome:
             self._host.record(ev.FaultEnded(fault=fault, outcome="aborted", reason="called off"))
 
@@ -205,14 +206,14 @@ class Injector:
             options=msgspec.to_builtins(fault),
         )
 
-    async def _set_free(self, fault: int, role: str, _incarnation: int) -> None:
+    async def _set_free(self, fault: int, role: str, _incarnation: int) -> bool:
+        """False: it has killed."""
         lives, view = self._host.lives, self._host.state.roles[role]
         process = ProcessId(view.pid, lives.ticks[role])
         if view.kind is RoleKind.NODE_AGENT:
-            self._hand.call_off(fault, self._folder, process)
-            return
+            return self._hand.call_off(fault, self._folder, process)
         try:
-            await lives.agent_of(view.node).call("call_off", fault, self._folder, *process, deadline=_CALL)
+            return bool(await lives.agent_of(view.node).call("call_off", fault, self._folder, *process, deadline=_CALL))
         except (PeerDied, WaitTimeout) as error:
             raise RobustRLError(f"fault {fault} could not be undone: {error}") from error
 

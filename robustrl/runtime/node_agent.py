@@ -89,9 +89,11 @@ class NodeAgent(Role):
             raise RobustRLError(f"{order.role} incarnation {order.incarnation} is not there: nothing was hit")
         self._hand.strike(order, process)
 
-    async def call_off(self, fault: int, folder: str, pid: int, start_ticks: int) -> None:
-        """The fault and all that lasts of it. The process is named, for a later life of this agent may be asked before it watches it."""
-        self._hand.call_off(fault, folder, ProcessId(pid, start_ticks))
+    async def call_off(self, fault: int, folder: str, pid: int, start_ticks: int) -> bool:
+        """The fault and all that lasts of it; False: too late. The process is named, for a later life of this agent may be asked before it
+        watches it.
+        """
+        return self._hand.call_off(fault, folder, ProcessId(pid, start_ticks))
 
     async def kill(self, role: str, incarnation: int, pid: int, start_ticks: int) -> None:
         """SIGKILL, and return when the process is dead; one that is dead already is left in peace. Raises WaitTimeout.

@@ -267,6 +267,25 @@ def test_what_a_disturbance_and_a_fault_lead_to_together_is_no_false_alarm(benig
     assert views["hang"].detected is not None and views["freeze"].detected is views["freeze"].suspected is None
 
 
+@pytest.mark.parametrize("kind", SURVIVED)
+def test_what_its_target_survives_is_not_recovered_from_with_the_fault_that_ended_it(kind: str) -> None:
+    story = Story()
+    for number, fault in ((1, kind), (2, "hang")):
+        plan(story, 101.0, kind=fault, number=number)
+        hit(story, 101.0 + number, proof={"process": "T"}, number=number)
+    verdict(story, 105.0, kind="suspect", rule="no_tokens")
+    story.becomes(105.0, "rollout-0", RoleState.SUSPECT)
+    verdict(story, 106.0, rule="heartbeat")
+    story.exits(106.1, "rollout-0")
+    story.at(106.2, ev.FaultEnded(fault=1, outcome="over", reason="its 4 s are over"))
+    story.starts(108.0, "rollout-0")
+    story.ready(109.0, "rollout-0")
+    for t, progress in ((109.5, 1), (110.0, 2)):
+        story.sample(t, "rollout-0", "decode", progress)
+    assert (book(story, 1).stage, book(story, 1).outcome) == ("injected", "over")
+    assert book(story, 2).stage == "confirmed" and book(story, 1).settled and book(story, 2).settled
+
+
 @pytest.mark.parametrize(("kind", "seen"), [("hang", False), ("wedge", False), ("kill", False), ("slow", True), ("corrupt_weights", True)])
 def test_what_is_only_reported_is_the_detection_of_a_fault_that_its_target_survives(kind: str, seen: bool) -> None:
     story = Story()

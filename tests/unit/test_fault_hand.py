@@ -122,6 +122,16 @@ def test_calling_off_sets_a_stopped_process_free_and_stops_one_that_waits(bench:
     assert bench.said.empty() and process_state(bench.pid) in "SR", "the same fault is not done again"
 
 
+def test_a_kill_that_is_done_is_not_called_off(bench: Bench) -> None:
+    order = bench.order("kill", phase="pull")
+    bench.strike(order)
+    assert bench.hand.call_off(1, order.folder, bench.process), "it waited"
+    order = bench.order("kill", fault=2)
+    bench.strike(order)
+    bench.next()
+    assert not bench.hand.call_off(order.fault, order.folder, bench.process)
+
+
 def test_slow_runs_part_of_the_time_and_leaves_the_process_running(bench: Bench) -> None:
     bench.strike(bench.order("slow", options={"seconds": 1.0, "share": 0.3, "period": 0.05}))
     assert bench.next().proof["process"] == "T"

@@ -34,7 +34,7 @@ class Host:
         self.temp, self.shm = folder, folder / "shm"
         self.shm.mkdir(exist_ok=True)
         self.calls: list[tuple[str, str, Any]] = []
-        self.answer: Callable[[], Any] = lambda: None
+        self.answer: Callable[[], Any] = lambda: True
         self.tasks: list[asyncio.Task[None]] = []
         self.lives = SimpleNamespace(
             incarnations={}, ticks={}, peer=self._peer, spec=self._spec, agent_of=lambda node: self._peer(f"node_agent-{node[-1]}")
@@ -188,6 +188,16 @@ def test_calling_off_goes_through_the_node_and_is_recorded_once(tmp_path: Path) 
 
     host = Host(tmp_path)
     run(host, Kill("rollout-1"), too_late)
+
+    async def just_too_late(number: int) -> None:
+        """It is on its way, or done: only who does it knows."""
+        host.answer = lambda: False
+        with pytest.raises(RobustRLError, match="was done and cannot be undone"):
+            await host.injector.abort_fault(number)
+        assert not host.state.faults[number].outcome
+
+    host = Host(tmp_path)
+    run(host, Kill("rollout-1"), just_too_late)
 
 
 class _Network:
