@@ -174,7 +174,7 @@ class _Session:
 
     def _hand_over(self) -> None:
         with self._lock:
-            waiting, self._waiting = self._waiting, {}
+            waiting, self._waiting, self._scheduled = self._waiting, {}, False
             answers, self._answers = self._answers, []
         with pn.io.hold():
             for view, values in waiting.items():
