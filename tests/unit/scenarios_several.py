@@ -57,7 +57,7 @@ SEVERAL = (
             must=(Must("task_runner", within=7.5, fault=1),)),
     several("agent-stopped-and-its-rollout-killed", Fault("freeze", "node_agent-2", 8.0), Fault("kill", "rollout-0", 9.0),
             must=(Must("node_agent-2", within=("node.silent",)), Must("rollout-0", within=10.0, fault=1)), restarts=1.0, seconds=30.0),
-    several("agent-killed-and-its-trainer-stopped", Fault("kill", "node_agent-1", 8.0), Fault("freeze", "trainer-0", 9.0),
+    several("agent-killed-and-its-trainer-stopped", Fault("kill", "node_agent-1", 8.0, step=1), Fault("freeze", "trainer-0", 1.0, after=0),
             must=(Must("node_agent-1"), Must("trainer-0", within=12.0, fault=1)), restarts=1.0, seconds=40.0, shape=ALONE),
     several("starved-agent-and-stopped-trainer", Fault("starved", "node_agent-1", 4.0, size=(0.5, 1.5), seconds=100.0),
             Fault("freeze", "trainer-0", (6.0, 9.0), phase="train", step=1),
