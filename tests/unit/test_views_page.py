@@ -538,6 +538,28 @@ return [it.root.find(".say").textContent, look("trainer-0"), look("rollout-0")];
     assert say.startswith(f"trainer-0 failed and is restarted; {count} roles are started anew because of it")
 
 
+def test_the_word_on_a_card_in_a_full_restart_is_what_is_the_case(tmp_path: Path) -> None:
+    """Who was ended on purpose read "failed", and who was about to be ended, or already back, "healthy"."""
+    log = full_restart()
+
+    def after(place: int) -> dict[str, Any]:
+        return _picture("board", log[: place + 1])
+
+    decided = max(place for place, entry in enumerate(log) if isinstance(entry.event, ev.RestartDecided))
+    ended, begun, back_again = (
+        next(place for place, entry in enumerate(log) if isinstance(entry.event, kind) and entry.event.role == "rollout-0"
+             and getattr(entry.event, "incarnation", 0) == life and getattr(entry.event, "new", new) == new)
+        for kind, life, new in ((ev.RoleStateChanged, 1, "failed"), (ev.RoleStarted, 2, ""), (ev.RoleStateChanged, 2, "healthy")))
+    words = _page(tmp_path, "board", """
+const card = (role) => it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith(`${role},`))[0];
+const word = (role) => card(role).find(".word").textContent;
+return pictures.map((picture) => { it.show(picture); return ["rollout-0", "supervisor", "trainer-0"].map(word); });
+""", pictures=[after(place) for place in (decided, ended, begun, back_again, len(log) - 1)])  # fmt: skip
+    assert [rollout for rollout, _, _ in words[:4]] == ["is being ended", "ended for the restart", "restarting", "waits for the others"]
+    assert words[0][1] == "is being ended" and words[1][1] == "ended for the restart" and words[1][2] == "failed", "that one did fail"
+    assert words[4][0].startswith("healthy") and words[4][1].startswith("healthy")
+
+
 def test_only_what_the_server_would_do_is_offered_for_a_fault(tmp_path: Path) -> None:
     """A student had a button that aborts the faults of others, and kills that were done."""
     log = Writer()

@@ -64,6 +64,7 @@ def _role(scene: Scene, view: RoleView, rate: float, now: float) -> dict[str, An
     weights = view.kind in (RoleKind.ROLLOUT, RoleKind.STATE_KEEPER, RoleKind.TRAINER)
     drawn: dict[str, Any] = {
         "kind": view.kind.value, "what": GLOSSARY.get(view.kind.value, ""), "node": view.node, "state": view.state.value,
+        "word": _word(scene, view),
         "phase": view.phase, "life": view.incarnation, "pid": view.pid, "version": version if weights and version >= 0 else None,
         "lag": max(0, state.newest - version) if view.kind is RoleKind.ROLLOUT and version >= 0 and state.newest >= 0 else None,
         "since": round(view.state_since - t0, 1), "phase_at": round(view.phase_since - t0, 1),
@@ -75,6 +76,16 @@ def _role(scene: Scene, view: RoleView, rate: float, now: float) -> dict[str, An
     if (stages := _stages(scene, view, now)) is not None:
         drawn["stages"] = stages
     return drawn
+
+
+def _word(scene: Scene, view: RoleView) -> str:
+    """What is the case with it: its state, but of what a full restart ends on purpose none that speaks of a failure, or of health."""
+    episode = scene.episodes.open_of(view.role)
+    if episode is None or not episode.was_ended(view.role):
+        return view.state.value
+    if episode.ended_for_it(view.role, view.incarnation):
+        return "ended for the restart" if view.exited or view.state is RoleState.FAILED else "is being ended"
+    return "waits for the others" if view.state is RoleState.HEALTHY else view.state.value
 
 
 def _doing(scene: Scene, view: RoleView, rate: float) -> str:

@@ -12,7 +12,8 @@ const tone = (role) => {
   if (role.stages && role.stages.on) return role.state === "suspect" ? "sus" : role.stages.on === "restart" ? (role.state === "failed" && !role.stages.ended_for ? "bad" : "res") : "stale again";
   return { starting: "start", restarting: "res", stale: role.life > 1 ? "stale again" : "start", suspect: "sus", failed: "bad", stopped: "off", retired: "off" }[role.state] ?? "";
 };
-const phase_word = (role) => (role.state === "healthy" || role.state === "suspect" || role.state === "stale") && role.phase ? ` \u00b7 ${phase_name(role.phase)}` : "";
+const word_of = (role) => role.word ?? role.state;
+const phase_word = (role) => word_of(role) === role.state && (role.state === "healthy" || role.state === "suspect" || role.state === "stale") && role.phase ? ` \u00b7 ${phase_name(role.phase)}` : "";
 
 const over = (job) => ["done", "stopped", "failed", "unknown"].includes(job.status);  // unknown: a recording's log breaks off
 const sentence = (text) => text && !/[.!?\u2026]$/.test(text) ? `${text}.` : text ?? "";
@@ -138,8 +139,8 @@ function render({ model, el }) {
         now = role;
         element.className = `role ${big ? "" : "mini"} ${tone(role)} ${selected === name ? "open" : ""}`;
         element.title = `${name}: ${role.what}`;
-        element.setAttribute("aria-label", `${name}, ${role.state}${phase_word(role)}`);
-        set_text(word, big ? role.state + phase_word(role) : role.state === "healthy" && role.version !== undefined ? `healthy \u00b7 v${role.version}` : role.state);
+        element.setAttribute("aria-label", `${name}, ${word_of(role)}${phase_word(role)}`);
+        set_text(word, big ? word_of(role) + phase_word(role) : word_of(role) === "healthy" && role.version !== undefined ? `healthy \u00b7 v${role.version}` : word_of(role));
         set_text(life, role.life > 1 || big ? `life ${role.life}` : "");
         if (big) {
           const pulling = Object.values(shown?.pulls ?? {}).some((pull) => pull.to === name && pull.over < 0);
