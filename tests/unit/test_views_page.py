@@ -37,10 +37,15 @@ _NODE = _node()
 pytestmark = pytest.mark.skipif(_NODE is None, reason="needs node, to run the pages' code")
 
 
-def _picture(view: str, entries: list[ev.Entry], lost: str = "") -> dict[str, Any]:
+def _scene(entries: list[ev.Entry]) -> Scene:
     scene = Scene()
     for entry in entries:
         scene.apply(entry)
+    return scene
+
+
+def _picture(view: str, entries: list[ev.Entry], lost: str = "") -> dict[str, Any]:
+    scene = _scene(entries)
     scene.lost = lost
     return scene.picture(view, scene.t)
 
@@ -595,6 +600,40 @@ return [shown, kinds, hides.style.display === "none", !button(it.root, "Inject")
         student = right is Right.STUDENT
         assert ("node_loss" in kinds, "kill" in kinds, hidden) == (not student, True, student)
         assert may_order is not why and why is (name in ("Ada", "ADA\u200b", "Bob"))
+
+
+def test_a_fault_is_ordered_with_a_length_that_the_server_offers(tmp_path: Path) -> None:
+    """The board had a list of its own of faults that have a length, in which one was missing."""
+    picture, detail = _picture("board", _running()), _scene(_running()).inspect("rollout-0")
+    sent = _page(tmp_path, "board", """
+it.show(picture);
+it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith("rollout-0,"))[0].fire("click");
+await page.settle();
+it.answer({ value: detail });
+await page.settle();
+const sent = [];
+for (const kind of ["freeze", "slow", "exception"]) {
+  it.root.labelled("another fault").value = kind;
+  it.root.all((node) => node.tag === "button" && node.textContent === "Inject")[0].fire("click");
+  await page.settle();
+  sent.push(it.sent.at(-1).args.seconds);
+  it.answer({ value: {} });
+  await page.settle();
+}
+return sent;
+""", picture=picture, detail=detail | {"right": 2, "live": True})  # fmt: skip
+    assert sent == [2.7, 10, None], "by the thresholds of a lab a rollout may be stopped for 2.7 s"
+    lengths = _page(tmp_path, "faults", """
+it.show(picture);
+const choose = (label, value) => { const select = it.root.labelled(label); select.value = value; select.fire("change"); };
+const length = () => it.root.labelled("seconds").value;
+const lengths = [length()];
+choose("fault", "freeze");
+for (const role of ["rollout-0", "task_runner"]) { choose("role", role); lengths.push(length()); }
+choose("fault", "slow");
+return [...lengths, length()];
+""", picture=_picture("faults", _running()))  # fmt: skip
+    assert lengths == ["10", "2.7", "4.7", "10"]
 
 
 def test_while_there_are_few_steps_it_is_said_that_effective_training_time_says_little(tmp_path: Path) -> None:

@@ -229,8 +229,9 @@ class Scene:
     def inspect(self, role: str) -> Picture:
         """What a person who clicked on a role reads: its history, newest last. Raises KeyError for an unknown one."""
         view = self.state.roles[role]
+        offered = faults.fitting(view.kind.value, self.detector.thresholds)
         return {"role": role, "node": view.node, "pid": view.pid, "incarnation": view.incarnation, "state": str(view.state),
-                "reason": cut(view.reason, LONG), "faults": faults.fitting(view.kind.value), "history": list(self.history.get(role, ())),
+                "reason": cut(view.reason, LONG), "faults": list(offered), "seconds": offered, "history": list(self.history.get(role, ())),
                 "episodes": [recovery_text.picture(each, self) for each in self.episodes.all if role in each.record.roles][-5:]}
 
 

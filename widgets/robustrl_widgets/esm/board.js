@@ -5,7 +5,6 @@ const GROUPS = [
   ["rollouts", ["rollout"]],
 ];
 const BIG = new Set(["trainer", "rollout"]);
-const TIMED = new Set(["slow", "wedge", "full_disk", "partition", "delay", "slow_tool", "long_advantage", "long_first_token", "first_compile", "idle_rollout", "long_checkpoint"]);
 const STAGES = ["detect", "restart", "reconnect"];
 const stages_of = (run) => run.ended_for ? STAGES.slice(1) : STAGES;  // who was ended on purpose was not detected
 const tone = (role) => {
@@ -279,7 +278,7 @@ function render({ model, el }) {
       const button = h("button", { class: "danger", onclick: async () => {
         const sure = button.classList.contains("sure");
         button.disabled = button.busy = true;
-        const answer = await view.ask("inject", { kind: kind(), target: name, seconds: TIMED.has(kind()) ? 10 : null, ...(sure ? { sure: true } : {}) });
+        const answer = await view.ask("inject", { kind: kind(), target: name, seconds: detail.seconds?.[kind()] ?? null, ...(sure ? { sure: true } : {}) });
         button.busy = false;
         draw_role(shown.roles[name]);
         button.classList.toggle("sure", Boolean(answer.confirm));
