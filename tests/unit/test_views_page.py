@@ -577,6 +577,7 @@ def test_only_what_the_server_would_do_is_offered_for_a_fault(tmp_path: Path) ->
     feed = Feed(LiveRun(FakeJob(log.entries, len(log.entries))))  # type: ignore[arg-type]
     feed.later = lambda task: task()  # type: ignore[method-assign]
     scene, now = feed.still()
+    detail = scene.inspect("rollout-0") | {"live": True}
     viewers: list[tuple[Right, str, set[int]]] = [
         (Right.READ, "", set()), (Right.STUDENT, "Ada", {1}), (Right.STUDENT, "ADA\u200b", {1}), (Right.STUDENT, "Bob", {2}),
         (Right.STUDENT, "Eve", set()), (Right.INSTRUCTOR, "", {1, 2, 3}),
@@ -600,6 +601,17 @@ return [shown, kinds, hides.style.display === "none", !button(it.root, "Inject")
         student = right is Right.STUDENT
         assert ("node_loss" in kinds, "kill" in kinds, hidden) == (not student, True, student)
         assert may_order is not why and why is (name in ("Ada", "ADA\u200b", "Bob"))
+        if right is not Right.READ:
+            off, told = _page(tmp_path, "board", """
+it.show(picture);
+it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith("rollout-0,"))[0].fire("click");
+await page.settle();
+it.answer({ value: detail });
+await page.settle();
+const acts = it.root.find(".detail").find(".acts").children.filter((node) => node.tag === "button");
+return [acts.map((node) => node.disabled), it.root.find(".detail").textContent.includes("One at a time: your fault #")];
+""", right.name, viewer.me, picture=scene.picture("board", now), detail=detail | {"right": int(right)})  # fmt: skip
+            assert off == 3 * [why] and told is why, "Kill, Hang and Inject in the drawer of a role"
 
 
 def test_a_fault_is_ordered_with_a_length_that_the_server_offers(tmp_path: Path) -> None:

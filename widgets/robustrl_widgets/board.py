@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from robustrl.core.roles import RoleKind, RoleState
 from robustrl.core.run_state import RoleView, RunState
 
-from .words import GLOSSARY, LONG, count, cut, headline, last_live
+from .words import GLOSSARY, LONG, STUDENT, count, cut, headline, last_live, whose
 
 if TYPE_CHECKING:
     from .episodes import Episode
@@ -54,6 +54,8 @@ def picture(scene: Scene, now: float) -> dict[str, Any]:
                   for node, view in state.nodes.items()},
         "roles": {role: _role(scene, view, rates.get(role, 0.0), now) for role, view in state.roles.items()},
         "pulls": scene.shown_pulls(now),
+        "busy": {whose(fault.by): fault.fault for fault in state.faults.faults.values()
+                 if fault.by.startswith(STUDENT) and not (fault.settled or fault.masked)},
         "story": {str(index): list(line) for index, line in enumerate(list(scene.story)[-_STORY:])},
     }
 

@@ -239,9 +239,10 @@ function render({ model, el }) {
   let acting = null;
   const draw_role = (role) => {
     set_text(about, `${role?.what ?? ""} (process ${role?.pid ?? "?"}${role?.dead ? ", which has ended" : ""})`);
-    const closed = acting ? shown.head.closed : "";
-    for (const each of acting?.childNodes ?? []) each.disabled = Boolean(closed) || each.busy === true;
-    set_text(why, closed ? `${closed[0].toUpperCase()}${closed.slice(1)}: no fault can be injected any more.` : "");
+    // What is offered is what would be accepted (commands.py): a student has one fault at a time.
+    const closed = acting ? shown.head.closed : "", mine = acting && !closed && model.get("right") === "STUDENT" ? shown.busy?.[model.get("me")] : undefined;
+    for (const each of acting?.childNodes ?? []) each.disabled = Boolean(closed) || mine !== undefined || each.busy === true;
+    set_text(why, closed ? `${closed[0].toUpperCase()}${closed.slice(1)}: no fault can be injected any more.` : mine !== undefined ? `One at a time: your fault #${mine} is not over yet.` : "");
   };
   const refresh_history = async () => {
     const name = selected, answer = await view.ask("inspect", { role: name });
