@@ -63,7 +63,12 @@ def _running() -> list[ev.Entry]:
     """A job in which all is well."""
     log = made_log(steps=3)
     place = next(i for i, entry in enumerate(log) if isinstance(entry.event, ev.OptimizerStepCommitted) and entry.event.step == 2)
-    return log[: place + 1]
+    running = Writer()
+    for entry in log[: place + 1]:
+        running.write(entry.source, entry.event)
+    running.write("node_agent-0", ev.RoleReady(role="node_agent-0", incarnation=1, seconds=0.5))
+    running.write("supervisor", ev.RoleStateChanged(role="node_agent-0", incarnation=1, old="starting", new="healthy", reason="ready"))
+    return running.entries
 
 
 def _page(folder: Path, view: str, script: str, right: str = "INSTRUCTOR", me: str = "", **values: Any) -> Any:
@@ -563,6 +568,26 @@ return pictures.map((picture) => { it.show(picture); return ["rollout-0", "super
     assert [rollout for rollout, _, _ in words[:4]] == ["is being ended", "ended for the restart", "restarting", "waits for the others"]
     assert words[0][1] == "is being ended" and words[1][1] == "ended for the restart" and words[1][2] == "failed", "that one did fail"
     assert words[4][0].startswith("healthy") and words[4][1].startswith("healthy")
+
+
+def test_a_role_that_is_added_is_told_of_and_is_well_when_it_takes_part(tmp_path: Path) -> None:
+    log = Writer()
+    for entry in _running():
+        log.write(entry.source, entry.event)
+    count, pictures = len(_picture("board", log.entries)["roles"]), []
+    log.write("host", ev.RoleStarted(role="rollout-2", incarnation=1, node="node-0", pid=77, start_ticks=7))
+    pictures.append(_picture("board", log.entries))
+    log.write("rollout-2", ev.RoleReady(role="rollout-2", incarnation=1, seconds=0.5))
+    log.write("supervisor", ev.RoleStateChanged(role="rollout-2", incarnation=1, old="starting", new="stale", reason="ready"))
+    pictures.append(_picture("board", log.entries))
+    log.write("supervisor", ev.RoleStateChanged(role="rollout-2", incarnation=1, old="stale", new="healthy", reason="version committed"))
+    pictures.append(_picture("board", log.entries))
+    started, stale, well = _page(tmp_path, "board", """
+return pictures.map((picture) => { it.show(picture); return [it.root.find(".say").textContent, it.root.find(".story").textContent]; });
+""", pictures=pictures)  # fmt: skip
+    for say, story in (started, stale):
+        assert say.startswith(f"rollout-2 is starting. The other {count} roles go on.") and "rollout-2 joins: its process is started." in story
+    assert well[0].startswith(f"All {count + 1} roles are well.") and "rollout-2 takes part now." in well[1]
 
 
 def test_only_what_the_server_would_do_is_offered_for_a_fault(tmp_path: Path) -> None:

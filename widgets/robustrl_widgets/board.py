@@ -36,9 +36,18 @@ def head(scene: Scene) -> dict[str, Any]:
         "ettr": scene.curves.ettr, "ettr_early": scene.curves.early,
         "ledger": {"started": balance.started, "consumed": balance.consumed, "dropped": dropped, "in_flight": balance.in_flight,
                    "balanced": balance.started == balance.consumed + dropped + balance.in_flight},
-        "recoveries": len(scene.episodes.all), "ill": sorted(role for role, view in state.roles.items() if _is_ill(scene, view)),
+        "recoveries": len(scene.episodes.all), **_standing(scene),
         "warnings": [cut(text, LONG) for _, text in state.warnings[-3:]] + list(scene.doubts)[-2:],
     }
+
+
+def _standing(scene: Scene) -> dict[str, list[str]]:
+    """Roles that are not well, each once: those that are ill or being restarted, and those that have not come so far yet."""
+    roles = scene.state.roles
+    ill = sorted(role for role, view in roles.items() if _is_ill(scene, view))
+    starting = sorted(role for role, view in roles.items() if role not in ill and (
+        view.state is RoleState.STARTING or (view.state is RoleState.STALE and view.incarnation == 1)))
+    return {"ill": ill, "starting": starting}
 
 
 def _is_ill(scene: Scene, view: RoleView) -> bool:

@@ -62,6 +62,8 @@ class Scene:
         """The log tells how the job ended, and of nobody who took it up again."""
         self.doubts: deque[str] = deque(maxlen=5)
         """Entries that cannot be."""
+        self._joining: set[str] = set()
+        """Roles that were added to a job that works, and do not take part yet."""
 
     def apply(self, entry: ev.Entry) -> None:
         """Takes the next entry in."""
@@ -109,6 +111,9 @@ class Scene:
                     self._say(t, role, "bad", f"{role} {how}: {reason}")
                 elif failed:
                     self._say(t, role, "bad", f"{recovery_text.seen(failed)} {failed.noticed}".strip())
+            case ev.RoleStateChanged(role=role, new="healthy") if role in self._joining:
+                self._joining.remove(role)
+                self._say(t, role, "good", f"{role} takes part now.")
             case ev.RoleStateChanged(role=role, new=new, reason=reason):
                 self._note(t, role, "plain", f"{new}: {reason}")
             case ev.Verdict(role=role, kind=kind, rule=rule) if kind != "failed":
@@ -119,6 +124,9 @@ class Scene:
                 words = f"All roles are started anew because of {because}." if mode == "full" else f"{role} alone is restarted: {how}."
                 (self._say if because == role else self._note)(t, role, "doing", words)
             case ev.RoleStarted(role=role, incarnation=incarnation, pid=pid):
+                if incarnation == 1 and self.state.status in ("running", "paused"):
+                    self._joining.add(role)
+                    self._say(t, role, "doing", f"{role} joins: its process is started.")
                 self._note(t, role, "doing" if incarnation > 1 else "plain", f"life {incarnation} begins, process {pid}")
             case ev.SnapshotRestored(role=role, step=step, source=source):
                 self._say(t, role, "doing", f"{role} goes on from optimizer step {step}, out of the {source} copy.")

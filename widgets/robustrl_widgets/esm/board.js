@@ -59,7 +59,7 @@ function render({ model, el }) {
   };
   const draw_say = (picture) => {
     const job = picture.head, count = Object.keys(picture.roles ?? {}).length, ill = job.ill ?? [];
-    const well = count - ill.length;
+    const starting = job.starting ?? [], well = count - ill.length - starting.length;
     let text;
     if (view.silent()) text = [h("b", {}, "How it was when it was last heard of: "), `${job.status}, optimizer step ${job.step}, ${well} of ${count} roles well.`];
     else if (job.lost) text = [h("b", {}, `The job broke off after optimizer step ${job.step}`), `: ${sentence(job.reason)}`];
@@ -78,7 +78,7 @@ function render({ model, el }) {
       if (ended.length) parts.push(parts.length ? "; " : "", `${ended.length} ${ended.length === 1 ? "role is" : "roles are"} started anew because of it`);
       text = [...parts, !ended.length || well ? `. The other ${well} roles go on.` : "."];
     } else if (job.status === "starting") text = [h("b", {}, `${count} ${count === 1 ? "role" : "roles"}`), count === 1 ? " is starting." : " are starting."];
-    else text = [h("b", {}, `All ${count} roles are well.`), ["STUDENT", "INSTRUCTOR"].includes(model.get("right")) ? " Click one to see what it did, or to make it fail." : " Click one to see what it did."];
+    else text = [...(starting.length ? [h("b", {}, starting.join(", ")), ` ${starting.length === 1 ? "is" : "are"} starting. The other ${well} roles go on.`] : [h("b", {}, `All ${count} roles are well.`)]), ["STUDENT", "INSTRUCTOR"].includes(model.get("right")) ? " Click one to see what it did, or to make it fail." : " Click one to see what it did."];
     say.className = `say ${view.silent() ? "" : ["done", "stopped", "unknown"].includes(job.status) ? "ended" : ill.length || job.status === "failed" ? "ill" : ""}`;
     say.replaceChildren(...text);
     more.style.display = job.details && over(job) ? "" : "none";
