@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from made_log import Writer, made_log
-from robustrl_widgets import assets
+from robustrl_widgets import assets, lanes
 from robustrl_widgets.commands import Commander, Right
 from robustrl_widgets.feed import Feed
 from robustrl_widgets.scene import Scene
@@ -586,8 +586,50 @@ def test_a_role_that_is_added_is_told_of_and_is_well_when_it_takes_part(tmp_path
 return pictures.map((picture) => { it.show(picture); return [it.root.find(".say").textContent, it.root.find(".story").textContent]; });
 """, pictures=pictures)  # fmt: skip
     for say, story in (started, stale):
-        assert say.startswith(f"rollout-2 is starting. The other {count} roles go on.") and "rollout-2 joins: its process is started." in story
+        assert say.startswith(f"rollout-2 is starting. The other {count} roles go on.")
+        assert "rollout-2 joins: its process is started." in story
     assert well[0].startswith(f"All {count + 1} roles are well.") and "rollout-2 takes part now." in well[1]
+
+
+@pytest.mark.parametrize("drained", [True, False])
+def test_what_is_ended_on_purpose_is_no_failure(tmp_path: Path, drained: bool) -> None:
+    log, pictures = Writer(), []
+    for entry in _running():
+        log.write(entry.source, entry.event)
+    count, now = len(_picture("board", log.entries)["roles"]), {"role": "rollout-1", "incarnation": 1}
+
+    def then(source: str, *events: ev.Event) -> None:
+        for event in events:
+            log.write(source, event)
+        pictures.append(_picture("board", log.entries))
+
+    if drained:
+        then("host", ev.RoleOrdered(**now, action="drain"), ev.RoleStateChanged(**now, old="healthy", new="stopped", reason="drained"))
+    end = ev.ProcessExited(**now, pid=1, cause="ended by the host", last_lines=[])
+    failed = [] if drained else [ev.RoleStateChanged(**now, old="healthy", new="failed", reason="ended by the host")]
+    then("host", ev.RoleOrdered(**now, action="restart"), ev.RestartDecided(**now, reason="ordered by the user"))
+    then("host", end, *failed)
+    now["incarnation"] = 2
+    then("host", ev.RoleStarted(**now, node="node-0", pid=999, start_ticks=9))
+    then("host", ev.RoleReady(**now, seconds=0.5), ev.RoleStateChanged(**now, old="restarting", new="stale", reason="ready"),
+         ev.RoleStateChanged(**now, old="stale", new="healthy", reason="version committed"))
+    then("host", ev.EndDecided(status="stopped", reason="job.stop()"), ev.RunEnded(status="stopped", reason="job.stop()", wall=1e9))
+    shown = _page(tmp_path, "board", """
+const card = () => it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith("rollout-1,"))[0];
+const look = () => [it.root.find(".say"), card(), it.root.find(".story")].map((node) => node.textContent);
+return pictures.map((picture) => { it.show(picture); return look(); });
+""", pictures=pictures)  # fmt: skip
+    if drained:
+        say, card, story = shown.pop(0)
+        assert say.startswith(f"rollout-1 is drained. The other {count - 1} roles go on.") and "drained" in card
+        assert "rollout-1 is drained: its work goes to others, and it ends." in story
+    for say, card, story in shown[:3]:
+        assert say.startswith(f"rollout-1 is started again. The other {count - 1} roles go on.") and "failed" not in card + story
+        assert "rollout-1 is started again: ordered by the user." in story and "detect" not in card
+    assert shown[3][0].startswith(f"All {count} roles are well.") and "failed" not in shown[3][2]
+    assert "failure" not in shown[4][0]
+    assert not _scene(log.entries).doubts, "the log is a possible one"
+    assert lanes.DETECT not in [bar.code for bar in _scene(log.entries).lanes.lanes["rollout-1"].bars]
 
 
 def test_only_what_the_server_would_do_is_offered_for_a_fault(tmp_path: Path) -> None:

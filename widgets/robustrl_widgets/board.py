@@ -36,18 +36,22 @@ def head(scene: Scene) -> dict[str, Any]:
         "ettr": scene.curves.ettr, "ettr_early": scene.curves.early,
         "ledger": {"started": balance.started, "consumed": balance.consumed, "dropped": dropped, "in_flight": balance.in_flight,
                    "balanced": balance.started == balance.consumed + dropped + balance.in_flight},
-        "recoveries": len(scene.episodes.all), **_standing(scene),
+        "failures": sum(not episode.asked for episode in scene.episodes.all), **_standing(scene),
         "warnings": [cut(text, LONG) for _, text in state.warnings[-3:]] + list(scene.doubts)[-2:],
     }
 
 
-def _standing(scene: Scene) -> dict[str, list[str]]:
-    """Roles that are not well, each once: those that are ill or being restarted, and those that have not come so far yet."""
+def _standing(scene: Scene) -> dict[str, Any]:
+    """Roles that are not well, each once: those that are ill or being restarted, those that have not come so far yet, and those that were
+    ended on purpose, with the word for it.
+    """
     roles = scene.state.roles
     ill = sorted(role for role, view in roles.items() if _is_ill(scene, view))
     starting = sorted(role for role, view in roles.items() if role not in ill and (
         view.state is RoleState.STARTING or (view.state is RoleState.STALE and view.incarnation == 1)))
-    return {"ill": ill, "starting": starting}
+    away = {role: _word(scene, view) for role, view in sorted(roles.items())
+            if role not in ill and view.state is RoleState.STOPPED and not scene.over}
+    return {"ill": ill, "starting": starting, "away": away}
 
 
 def _is_ill(scene: Scene, view: RoleView) -> bool:
@@ -92,11 +96,13 @@ def _role(scene: Scene, view: RoleView, rate: float, now: float) -> dict[str, An
 def _word(scene: Scene, view: RoleView) -> str:
     """What is the case with it: its state, but of what a full restart ends on purpose none that speaks of a failure, or of health."""
     episode = scene.episodes.open_of(view.role)
+    if episode is None and scene.drained.get(view.role) == view.incarnation and view.state is RoleState.STOPPED:
+        return "drained"
     if episode is None or not episode.was_ended(view.role):
         return view.state.value
     if episode.ended_for_it(view.role, view.incarnation):
         return "ended for the restart" if view.exited or view.state is RoleState.FAILED else "is being ended"
-    return "waits for the others" if view.state is RoleState.HEALTHY else view.state.value
+    return "waits for the others" if view.state is RoleState.HEALTHY and view.role != episode.record.role else view.state.value
 
 
 def _doing(scene: Scene, view: RoleView, rate: float) -> str:
@@ -124,7 +130,8 @@ def _done(scene: Scene, view: RoleView) -> float | None:
 
 def _stages(scene: Scene, view: RoleView, now: float) -> dict[str, Any] | None:
     """The recovery on a role's card: which stage is on, since when, and how long the earlier ones took. ``cut_off``: the job or its log has
-    ended in that stage. ``ended_for``: the role whose failure it was; this one was ended on purpose, which is no detection.
+    ended in that stage. ``ended_for``: the role whose failure it was; this one was ended on purpose, which is no detection. ``asked``: no
+    failure led to it.
     """
     state: RunState = scene.state
     cut_off = {"cut_off": True} if scene.over else {}
@@ -141,8 +148,8 @@ def _stages(scene: Scene, view: RoleView, now: float) -> dict[str, Any] | None:
         "took": {name: round(took, 2) for name, took in episode.seconds().items() if took is not None},
         "total": round(episode.record.total, 2) if episode.record.total is not None else None, **(cut_off if episode.stage else {})}
     if episode.was_ended(view.role):
-        del drawn["took"]["detect"]
-        drawn |= {"ended_for": episode.record.role, "rule": ""}
+        drawn["took"].pop("detect", None)
+        drawn |= {"asked": True} if episode.record.role == view.role else {"ended_for": episode.record.role, "rule": ""}
     return drawn
 
 

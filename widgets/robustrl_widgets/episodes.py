@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from robustrl.core import events as ev
-from robustrl.core.recoveries import INJECTION, LAST_SIGN, OPEN, RECOVERED, Recoveries, Recovery
+from robustrl.core.recoveries import DECISION, INJECTION, LAST_SIGN, OPEN, RECOVERED, Recoveries, Recovery
 from robustrl.core.run_state import RunState
 
 from .words import seconds
@@ -70,9 +70,14 @@ class Episode:
     def healed(self) -> bool:
         return self.record.outcome == RECOVERED
 
+    @property
+    def asked(self) -> bool:
+        """Whether no failure led to it: somebody ordered it, or the role's process had become another role."""
+        return self.record.onset_by == DECISION
+
     def was_ended(self, role: str) -> bool:
         """Whether its life was ended on purpose, as that of every role but the one whose failure led to a full restart."""
-        return self.record.mode == "full" and role != self.record.role
+        return self.asked if role == self.record.role else self.record.mode == "full"
 
     def began_with(self, role: str, incarnation: int) -> bool:
         """Whether it is this life that is replaced, and not one that came for it."""
@@ -84,7 +89,7 @@ class Episode:
     def seconds(self) -> dict[str, float | None]:
         """Of each stage that is over."""
         ready = None if self.record.ready is None else max(0.0, self.record.ready - self.detected)
-        return {"detect": self.detected - self.onset, "restart": ready, "reconnect": self.record.reconnect}
+        return {"detect": None if self.asked else self.detected - self.onset, "restart": ready, "reconnect": self.record.reconnect}
 
 
 class Episodes:

@@ -40,6 +40,8 @@ def seen(episode: Episode, proof: bool = True) -> str:
             return f"{role} was busy for {limit}{phase}, and no micro-batch ended.{stopped}"
         case "silent":
             return f"The loop of {role} did not come round for {limit}{phase}.{stopped}"
+        case "" if episode.asked:
+            return f"{role} is started again: {cut(record.cause)}."
         case "":
             return cut(f"{role} failed: {record.cause}" if record.cause else f"{role} is started anew.")
         case rule:

@@ -62,6 +62,8 @@ class Scene:
         """The log tells how the job ended, and of nobody who took it up again."""
         self.doubts: deque[str] = deque(maxlen=5)
         """Entries that cannot be."""
+        self.drained: dict[str, int] = {}
+        """Role -> its life that was to be drained."""
         self._joining: set[str] = set()
         """Roles that were added to a job that works, and do not take part yet."""
 
@@ -104,7 +106,8 @@ class Scene:
                 return
             case ev.RoleStateChanged(role=role, incarnation=incarnation, new="failed", reason=reason):
                 if (failed := self.episodes.last_of(role)) and failed.ended_for_it(role, incarnation):
-                    self._note(t, role, "doing", f"ended: all roles are started anew because of {failed.record.role}")
+                    why = "to be started again" if failed.asked else f"all roles are started anew because of {failed.record.role}"
+                    self._note(t, role, "doing", f"ended: {why}")
                 elif failed and (role, incarnation) != (failed.record.role, failed.record.incarnation):
                     first = (role, incarnation) in {(member, life) for member, life, _ in failed.record.lives}
                     how = "failed as well" if first else "failed on its way back"
@@ -118,6 +121,12 @@ class Scene:
                 self._note(t, role, "plain", f"{new}: {reason}")
             case ev.Verdict(role=role, kind=kind, rule=rule) if kind != "failed":
                 self._note(t, role, "bad" if kind == "suspect" else "plain", f"{kind}, rule {rule}")
+            case ev.RoleOrdered(role=role, incarnation=incarnation, action="drain"):
+                self.drained[role] = incarnation
+                self._say(t, role, "doing", f"{role} is drained: its work goes to others, and it ends.")
+            case ev.RestartDecided(role=role, incarnation=incarnation, mode="isolated") if (
+                    (found := self.episodes.last_of(role)) and found.ended_for_it(role, incarnation)):
+                self._say(t, role, "doing", recovery_text.seen(found))
             case ev.RestartDecided(role=role, mode=mode, standby=standby):
                 how = f"{standby} takes over" if standby else "a new process is started"
                 because = found.record.role if mode == "full" and (found := self.episodes.last_of(role)) else role

@@ -6,9 +6,9 @@ const GROUPS = [
 ];
 const BIG = new Set(["trainer", "rollout"]);
 const STAGES = ["detect", "restart", "reconnect"];
-const stages_of = (run) => run.ended_for ? STAGES.slice(1) : STAGES;  // who was ended on purpose was not detected
+const stages_of = (run) => run.ended_for || run.asked ? STAGES.slice(1) : STAGES;  // who was ended on purpose was not detected
 const tone = (role) => {
-  if (role.stages && role.stages.on) return role.state === "suspect" ? "sus" : role.stages.on === "restart" ? (role.state === "failed" && !role.stages.ended_for ? "bad" : "res") : "stale again";
+  if (role.stages && role.stages.on) return role.state === "suspect" ? "sus" : role.stages.on === "restart" ? (word_of(role) === "failed" ? "bad" : "res") : "stale again";
   return { starting: "start", restarting: "res", stale: role.life > 1 ? "stale again" : "start", suspect: "sus", failed: "bad", stopped: "off", retired: "off" }[role.state] ?? "";
 };
 const word_of = (role) => role.word ?? role.state;
@@ -59,26 +59,26 @@ function render({ model, el }) {
   };
   const draw_say = (picture) => {
     const job = picture.head, count = Object.keys(picture.roles ?? {}).length, ill = job.ill ?? [];
-    const starting = job.starting ?? [], well = count - ill.length - starting.length;
+    const starting = job.starting ?? [], away = Object.entries(job.away ?? {}), well = count - ill.length - starting.length - away.length;
     let text;
     if (view.silent()) text = [h("b", {}, "How it was when it was last heard of: "), `${job.status}, optimizer step ${job.step}, ${well} of ${count} roles well.`];
     else if (job.lost) text = [h("b", {}, `The job broke off after optimizer step ${job.step}`), `: ${sentence(job.reason)}`];
     else if (picture.broken) text = [h("b", {}, "How it was when the log breaks off: "), `optimizer step ${job.step} of ${job.steps || "?"}, ${well} of ${count} roles well. What became of it is not known.`];
     else if (over(job)) {
-      const healed = job.recoveries ? ` ${job.recoveries} ${job.recoveries === 1 ? "failure" : "failures"} on the way.` : "";
+      const healed = job.failures ? ` ${job.failures} ${job.failures === 1 ? "failure" : "failures"} on the way.` : "";
       text = [h("b", {}, `The job is ${job.status}`), ` at optimizer step ${job.step}.${healed} ${job.status === "failed" ? sentence(job.reason) : ""}`];
     } else if (!count) text = [h("b", {}, "Starting: "), "the first roles are on their way."];
     else if (ill.length) {
       const ended = ill.filter((name) => picture.roles[name].stages?.ended_for), failed = ill.filter((name) => !ended.includes(name));
       const parts = failed.slice(0, 3).flatMap((name, index) => {
         const role = picture.roles[name], stage = role.stages?.on;
-        return [index ? ", " : "", h("b", {}, name), stage === "detect" ? " is suspected" : stage === "reconnect" ? " is back and reconnects" : " failed and is restarted"];
+        return [index ? ", " : "", h("b", {}, name), stage === "detect" ? " is suspected" : stage === "reconnect" ? " is back and reconnects" : role.stages?.asked && word_of(role) !== "failed" ? " is started again" : " failed and is restarted"];
       });
       if (failed.length > 3) parts.push(` and ${failed.length - 3} more`);
       if (ended.length) parts.push(parts.length ? "; " : "", `${ended.length} ${ended.length === 1 ? "role is" : "roles are"} started anew because of it`);
       text = [...parts, !ended.length || well ? `. The other ${well} roles go on.` : "."];
     } else if (job.status === "starting") text = [h("b", {}, `${count} ${count === 1 ? "role" : "roles"}`), count === 1 ? " is starting." : " are starting."];
-    else text = [...(starting.length ? [h("b", {}, starting.join(", ")), ` ${starting.length === 1 ? "is" : "are"} starting. The other ${well} roles go on.`] : [h("b", {}, `All ${count} roles are well.`)]), ["STUDENT", "INSTRUCTOR"].includes(model.get("right")) ? " Click one to see what it did, or to make it fail." : " Click one to see what it did."];
+    else text = [...(starting.length || away.length ? [h("b", {}, [...starting.map((name) => `${name} is starting`), ...away.map(([name, word]) => `${name} is ${word}`)].join(", ")), `. The other ${well} roles go on.`] : [h("b", {}, `All ${count} roles are well.`)]), ["STUDENT", "INSTRUCTOR"].includes(model.get("right")) ? " Click one to see what it did, or to make it fail." : " Click one to see what it did."];
     say.className = `say ${view.silent() ? "" : ["done", "stopped", "unknown"].includes(job.status) ? "ended" : ill.length || job.status === "failed" ? "ill" : ""}`;
     say.replaceChildren(...text);
     more.style.display = job.details && over(job) ? "" : "none";
