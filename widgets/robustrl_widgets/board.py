@@ -50,7 +50,7 @@ def _standing(scene: Scene) -> dict[str, Any]:
     starting = sorted(role for role, view in roles.items() if role not in ill and (
         view.state is RoleState.STARTING or (view.state is RoleState.STALE and view.incarnation == 1)))
     away = {role: _word(scene, view) for role, view in sorted(roles.items())
-            if role not in ill and view.state is RoleState.STOPPED and not scene.over}
+            if role not in ill and view.state is RoleState.STOPPED and not (scene.over or scene.state.ending)}
     return {"ill": ill, "starting": starting, "away": away}
 
 
