@@ -23,6 +23,7 @@ from views_log import back, failing_log, full_restart
 from robustrl.core import events as ev
 from robustrl.core.detection import Detector
 from robustrl.core.levels import levels
+from robustrl.core.recovery import ALL_BECAUSE
 from robustrl.core.roles import Phase, RoleState
 from robustrl.core.thresholds import PATHS, Thresholds
 
@@ -313,10 +314,25 @@ def test_a_rollout_that_is_dead_makes_no_tokens():
 def test_a_full_restart_is_told_once_and_what_it_ends_on_purpose_did_not_fail():
     scene = _scene(full_restart())
     assert not scene.doubts, "the log is a possible one"
-    assert [line[1] for line in scene.story if "All roles are started anew because of trainer-0." in line[3]] == ["trainer-0"]
+    anew = "All roles are started anew because of trainer-0: "
+    assert [line[1] for line in scene.story if anew in line[3]] == ["trainer-0"]
     assert [line[1] for line in scene.story if "The process of" in line[3] or "because of" in line[3]] == ["trainer-0", "trainer-0"]
     words = [line[3] for line in scene.history["rollout-0"]]
     assert "ended: all roles are started anew because of trainer-0" in words and not any("because of rollout" in each for each in words)
+
+
+def test_of_a_full_restart_it_is_said_why_all_are_restarted_and_not_what_others_made():
+    """The log knew it, and nobody said it; and tokens of a moment before all were ended were said to have been made meanwhile."""
+    why = "the second failure in the same optimizer step"
+    for reason, said in ((f"its process ended{ALL_BECAUSE}{why}", why), ("its process ended", "the recovery mode is full")):
+        log = [msgspec.structs.replace(entry, event=msgspec.structs.replace(entry.event, reason=reason))
+               if isinstance(entry.event, ev.RestartDecided) and entry.event.role == "trainer-0" else entry for entry in full_restart()]
+        scene = _scene(log)
+        (report,) = scene.picture("recovery", scene.t)["recoveries"].values()
+        assert report["done"].startswith(f"All roles were restarted: {said}.") and report["meanwhile"] == ""
+        assert f"All roles are started anew because of trainer-0: {said}." in [line[3] for line in scene.story]
+        saved = static.recoveries_html(scene)
+        assert f"All roles were restarted: {said}." in saved and "Meanwhile" not in saved
 
 
 def test_who_is_ended_on_purpose_was_not_detected():

@@ -13,6 +13,7 @@ from typing import Any
 
 from robustrl.core import events as ev
 from robustrl.core.recoveries import DECISION, INJECTION, LAST_SIGN, OPEN, RECOVERED, Recoveries, Recovery
+from robustrl.core.recovery import ALL_BECAUSE
 from robustrl.core.run_state import RunState
 
 from .words import seconds
@@ -33,6 +34,8 @@ class Episode:
     moved: dict[str, list[int]] = field(default_factory=dict)
     """Rollout that took over -> tokens that were kept, per trajectory."""
     restored: str = ""
+    why_all: str = ""
+    """Why all roles are restarted for it; empty: they are not."""
     in_flight: int = 0
     """Answers that were unfinished when it failed."""
     meanwhile_tokens: int = 0
@@ -139,6 +142,9 @@ class Episodes:
             case ev.TrajectoriesMoved():
                 if episode := self.last_of(event.source):
                     episode.moved.setdefault(event.target, []).extend(event.kept)
+            case ev.RestartDecided(role=role, mode="full", reason=reason):
+                if (episode := self._open.get(role)) and role == episode.record.role:
+                    episode.why_all = reason.rpartition(ALL_BECAUSE)[2] if ALL_BECAUSE in reason else "the recovery mode is full"
             case ev.SnapshotRestored():
                 if episode := self._open.get(event.role):
                     episode.restored = f"step {event.step}, from the {event.source} copy, in {event.seconds:.1f} s"

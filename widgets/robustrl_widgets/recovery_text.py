@@ -57,7 +57,8 @@ def done(episode: Episode, scene: Scene) -> str:
     how = f", {record.standby} took over" if record.standby else ""
     tries = f", in {record.attempts} attempts" if record.attempts > 1 else ""
     restored = f" It went on from {cut(episode.restored)}." if episode.restored else ""
-    return f"{who}{how}{tries}.{restored}"
+    because = f": {cut(episode.why_all)}" if episode.why_all else ""
+    return f"{who}{how}{tries}{because}.{restored}"
 
 
 def moved(episode: Episode | None) -> str:
@@ -71,6 +72,9 @@ def moved(episode: Episode | None) -> str:
 
 
 def meanwhile(episode: Episode) -> str:
+    """Empty of a full restart: the others were ended."""
+    if episode.record.mode == "full":
+        return ""
     others = f"the others made {count(episode.meanwhile_tokens)} tokens and {episode.meanwhile_steps} optimizer steps"
     return f"Meanwhile {others}."
 

@@ -129,8 +129,9 @@ class Scene:
                 self._say(t, role, "doing", recovery_text.seen(found))
             case ev.RestartDecided(role=role, mode=mode, standby=standby):
                 how = f"{standby} takes over" if standby else "a new process is started"
-                because = found.record.role if mode == "full" and (found := self.episodes.last_of(role)) else role
-                words = f"All roles are started anew because of {because}." if mode == "full" else f"{role} alone is restarted: {how}."
+                found = self.episodes.last_of(role) if mode == "full" else None
+                because, why = (found.record.role, f": {found.why_all}" if found.why_all else "") if found else (role, "")
+                words = f"All roles are started anew because of {because}{why}." if mode == "full" else f"{role} alone is restarted: {how}."
                 (self._say if because == role else self._note)(t, role, "doing", words)
             case ev.RoleStarted(role=role, incarnation=incarnation, pid=pid):
                 if incarnation == 1 and self.state.status in ("running", "paused"):
