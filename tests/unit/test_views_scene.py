@@ -357,6 +357,26 @@ def test_who_is_ended_on_purpose_was_not_detected():
         assert _bars(scene, role)[: len(before)] == [*before[:-1], (before[-1][0], bar[0], *before[-1][2:])], "what it did until then stays"
 
 
+def test_the_stages_on_the_card_of_who_was_ended_on_purpose_are_those_of_its_lane():
+    """They were those of the whole recovery: a restart that took until the last role was ready."""
+    log = full_restart()
+    decided = [place for place, entry in enumerate(log) if isinstance(entry.event, ev.RestartDecided)]
+    others = sorted({log[place].event.role for place in decided} - {"trainer-0"})
+    for upto in range(decided[-1] + 1, len(log) + 1):
+        scene = _scene(log[:upto])
+        for role in others:
+            stages, last = scene.picture("board", scene.t)["roles"][role]["stages"], _bars(scene, role)[-1]
+            if stages["on"]:
+                assert {lanes.RESTART: "restart", lanes.RECONNECT: "reconnect"}[last[2]] == stages["on"]
+                assert stages["since"] == pytest.approx(last[0], abs=0.011)
+    drawn = {role: {bar[2]: bar[1] - bar[0] for bar in _bars(scene, role)} for role in others}
+    for role in others:
+        took = scene.picture("board", scene.t)["roles"][role]["stages"]["took"]
+        assert took["restart"] == pytest.approx(drawn[role][lanes.RESTART], abs=0.011)
+        assert took["reconnect"] == pytest.approx(drawn[role].get(lanes.RECONNECT, 0.0), abs=0.011)
+    assert len({bars[lanes.RESTART] for bars in drawn.values()}) > 1, "one after another"
+
+
 def test_a_role_that_was_suspect_is_ended_all_the_same():
     log, more = full_restart(), Writer()
     place = next(i for i, entry in enumerate(log) if isinstance(entry.event, ev.ProcessExited))

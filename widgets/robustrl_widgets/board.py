@@ -10,7 +10,6 @@ from robustrl.core.run_state import RoleView, RunState
 from .words import GLOSSARY, LONG, STUDENT, count, cut, headline, last_live, whose
 
 if TYPE_CHECKING:
-    from .episodes import Episode
     from .scene import Scene
 
 _RECENT = 10.0
@@ -130,8 +129,8 @@ def _done(scene: Scene, view: RoleView) -> float | None:
 
 def _stages(scene: Scene, view: RoleView, now: float) -> dict[str, Any] | None:
     """The recovery on a role's card: which stage is on, since when, and how long the earlier ones took. ``cut_off``: the job or its log has
-    ended in that stage. ``ended_for``: the role whose failure it was; this one was ended on purpose, which is no detection. ``asked``: no
-    failure led to it.
+    ended in that stage. ``ended_for``: the role whose failure it was; this one was ended on purpose, which is no detection, and the times
+    are its own, as in its lane. ``asked``: no failure led to it.
     """
     state: RunState = scene.state
     cut_off = {"cut_off": True} if scene.over else {}
@@ -144,15 +143,9 @@ def _stages(scene: Scene, view: RoleView, now: float) -> dict[str, Any] | None:
             return None
         episode = last
     drawn: dict[str, Any] = {
-        "on": episode.stage, "since": _stage_since(episode, state.t0), "rule": cut(episode.record.rule),
-        "took": {name: round(took, 2) for name, took in episode.seconds().items() if took is not None},
+        "on": episode.stage_of(view.role), "since": round(episode.since_of(view.role) - state.t0, 2), "rule": cut(episode.record.rule),
+        "took": {name: round(took, 2) for name, took in episode.seconds_of(view.role).items() if took is not None},
         "total": round(episode.record.total, 2) if episode.record.total is not None else None, **(cut_off if episode.stage else {})}
     if episode.was_ended(view.role):
-        drawn["took"].pop("detect", None)
         drawn |= {"asked": True} if episode.record.role == view.role else {"ended_for": episode.record.role, "rule": ""}
     return drawn
-
-
-def _stage_since(episode: Episode, t0: float) -> float:
-    record = episode.record
-    return round((record.ready if record.ready is not None else episode.detected) - t0, 2)
