@@ -57,7 +57,9 @@ class Episode:
 
     @property
     def detected(self) -> float:
-        return max(self.onset, self.record.detected if self.judged is None else self.judged)
+        """When it was judged; a verdict that comes after what was done about it (of a supervisor, by its next life) detected nothing."""
+        decided, judged = self.record.decided, self.judged
+        return max(self.onset, self.record.detected if judged is None or (decided is not None and decided < judged) else judged)
 
     @property
     def noticed(self) -> str:

@@ -29,7 +29,7 @@ def seen(episode: Episode, proof: bool = True) -> str:
         case "exited":
             return f"The process of {role} ended{phase} ({cut(evidence.get('cause') or 'no cause known')})."
         case "exception":
-            return f"{role} raised {cut(evidence.get('error', 'an error'))}{phase}: {cut(evidence.get('text', ''))}"
+            return _sentence(f"{role} raised {cut(evidence.get('error', 'an error'))}{phase}: {cut(evidence.get('text', ''))}")
         case "node_lost":
             return f"Node {cut(evidence.get('node', '?'))} of {role} is gone: {cut(evidence.get('reason', ''))}."
         case "heartbeat":
@@ -41,9 +41,9 @@ def seen(episode: Episode, proof: bool = True) -> str:
         case "silent":
             return f"The loop of {role} did not come round for {limit}{phase}.{stopped}"
         case "" if episode.asked:
-            return f"{role} is started again: {cut(record.cause)}."
+            return _sentence(f"{role} is started again: {cut(record.cause)}")
         case "":
-            return cut(f"{role} failed: {record.cause}" if record.cause else f"{role} is started anew.")
+            return _sentence(cut(f"{role} failed: {record.cause}") if record.cause else f"{role} is started anew")
         case rule:
             return f"{role} tripped rule {cut(rule)} (limit {limit}){phase}.{stopped}"
 
@@ -110,6 +110,10 @@ def standing(episode: Episode, scene: Scene) -> str:
     if scene.lost:
         return f"the job was lost during its {episode.stage}"
     return f"the log breaks off during its {episode.stage}" if scene.broken else f"under way: {episode.stage}"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?", "\u2026")) else f"{text}."
 
 
 def _of(number: int) -> str:
