@@ -127,6 +127,15 @@ def test_the_end_of_a_supervisor_is_noticed_when_the_host_says_so_not_when_its_n
     assert report["took"]["detect"] == 0.5 and report["took"]["restart"] == pytest.approx(1.3)
 
 
+@pytest.mark.parametrize(("step", "said"), [(2, "Paused after optimizer step 2."), (3, "Pauses after optimizer step 3, which still runs.")])
+def test_a_pause_is_told_of_with_the_step_that_still_runs(step, said):
+    story = Story()
+    story.commit(101.0, 1)
+    story.commit(102.0, 2)
+    story.at(102.5, ev.Paused(step=step))
+    assert _scene(story.entries).story[-1][3] == said
+
+
 def test_an_error_without_a_full_stop_is_a_sentence_all_the_same():
     (episode,) = _scene(back(failing_log())).episodes.all
     episode.record = msgspec.structs.replace(episode.record, rule="exception")

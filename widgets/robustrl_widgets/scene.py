@@ -148,7 +148,8 @@ class Scene:
             case ev.WarningRaised(text=text):
                 self._say(t, "", "plain", text)
             case ev.Paused(step=step):
-                self._say(t, "", "plain", f"Paused after optimizer step {step}.")
+                pauses, runs = ("Pauses", ", which still runs") if step > self.state.step else ("Paused", "")
+                self._say(t, "", "plain", f"{pauses} after optimizer step {step}{runs}.")
             case ev.Resumed():
                 self._say(t, "", "plain", "Resumed.")
             case ev.FaultInjected(role=role, fault=fault) if (view := self.state.faults.faults.get(fault)) and not view.masked:
