@@ -568,6 +568,13 @@ return pictures.map((picture) => { it.show(picture); return ["rollout-0", "super
     assert [rollout for rollout, _, _ in words[:4]] == ["is being ended", "ended for the restart", "restarting", "waits for the others"]
     assert words[0][1] == "is being ended" and words[1][1] == "ended for the restart" and words[1][2] == "failed", "that one did fail"
     assert words[4][0].startswith("healthy") and words[4][1].startswith("healthy")
+    first = Writer()  # the one that failed may be up before the others, above a restart that runs
+    for entry in log[: begun + 1]:
+        first.write(entry.source, entry.event)
+    first.write("host", ev.RoleStarted(role="trainer-0", incarnation=2, node="node-0", pid=999, start_ticks=9))
+    first.write("supervisor", ev.RoleStateChanged(role="trainer-0", incarnation=2, old="restarting", new="healthy", reason="ready"))
+    trainer = _picture("board", first.entries)["roles"]["trainer-0"]
+    assert trainer["word"] == "waits for the others" and trainer["stages"]["on"] == "restart"
 
 
 def test_a_role_that_is_added_is_told_of_and_is_well_when_it_takes_part(tmp_path: Path) -> None:
@@ -623,6 +630,7 @@ return pictures.map((picture) => { it.show(picture); return look(); });
         say, card, story = shown.pop(0)
         assert say.startswith(f"rollout-1 is drained. The other {count - 1} roles go on.") and "drained" in card
         assert "rollout-1 is drained: its work goes to others, and it ends." in story
+    assert not drained or "drained" in shown[0][1], "until its next life begins"
     for say, card, story in shown[:3]:
         assert say.startswith(f"rollout-1 is started again. The other {count - 1} roles go on.") and "failed" not in card + story
         assert "rollout-1 is started again: ordered by the user." in story and "detect" not in card

@@ -95,13 +95,14 @@ def _role(scene: Scene, view: RoleView, rate: float, now: float) -> dict[str, An
 def _word(scene: Scene, view: RoleView) -> str:
     """What is the case with it: its state, but of what a full restart ends on purpose none that speaks of a failure, or of health."""
     episode = scene.episodes.open_of(view.role)
-    if episode is None and scene.drained.get(view.role) == view.incarnation and view.state is RoleState.STOPPED:
+    if view.state is RoleState.STOPPED and scene.drained.get(view.role) == view.incarnation:
         return "drained"
-    if episode is None or not episode.was_ended(view.role):
+    if episode is None:
         return view.state.value
     if episode.ended_for_it(view.role, view.incarnation):
         return "ended for the restart" if view.exited or view.state is RoleState.FAILED else "is being ended"
-    return "waits for the others" if view.state is RoleState.HEALTHY and view.role != episode.record.role else view.state.value
+    up = view.state is RoleState.HEALTHY and episode.record.mode == "full" and not episode.began_with(view.role, view.incarnation)
+    return "waits for the others" if up and (view.role != episode.record.role or episode.stage == "restart") else view.state.value
 
 
 def _doing(scene: Scene, view: RoleView, rate: float) -> str:
