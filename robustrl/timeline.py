@@ -1,6 +1,7 @@
 """How recoveries look: a line or table row each, with a bar that shows detect, restart and reconnect to scale. Static text and HTML.
 
-Everything that comes from a run is escaped. Colours are Okabe and Ito's; the figures stand beside them.
+Everything that comes from a run is escaped. Colours are Okabe and Ito's, for each stage the same in all views; the figures stand beside
+them.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_BARS = {"detect": ("-", "#E69F00"), "restart": ("=", "#0072B2"), "reconnect": ("~", "#009E73")}
-"""Stage -> its character and its colour."""
+COLOURS = {"detect": "#e69f00", "restart": "#cc79a7", "reconnect": "#0072b2"}
+"""Of the stages; views.css has them too, as --det, --res and --rec."""
+_SIGNS = {"detect": "-", "restart": "=", "reconnect": "~"}
 _WIDTH, _PIXELS = 30, 240
 _SHOWN = ("number", "role", "rule", "mode", "at", "detect", "restart", "reconnect", "total", "lost", "redone", "outcome")
 
@@ -23,8 +25,8 @@ def recovery_text(rows: Sequence[Mapping[str, Any]]) -> str:
     widths = [max(len(row[column]) for row in cells) for column in range(len(_SHOWN))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]
     longest = max((sum(_stages(row).values()) for row in rows), default=0.0) or 1.0
-    bars = ["".join(_BARS[stage][0] * round(_WIDTH * s / longest) for stage, s in _stages(row).items()) for row in rows]
-    legend = ", ".join(f"{sign} {stage}" for stage, (sign, _) in _BARS.items())
+    bars = ["".join(_SIGNS[stage] * round(_WIDTH * s / longest) for stage, s in _stages(row).items()) for row in rows]
+    legend = ", ".join(f"{sign} {stage}" for stage, sign in _SIGNS.items())
     pad = max(map(len, lines))
     return "\n".join([f"{lines[0].ljust(pad)}  {legend}", *(f"{a.ljust(pad)}  {b}".rstrip() for a, b in zip(lines[1:], bars, strict=True))])
 
@@ -34,7 +36,7 @@ def recovery_html(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return "<div>no recoveries</div>"
     longest = max((sum(_stages(row).values()) for row in rows), default=0.0) or 1.0
-    legend = " ".join(f'<span style="color:{colour}">&#9632;</span> {stage}' for stage, (_, colour) in _BARS.items())
+    legend = " ".join(f'<span style="color:{colour}">&#9632;</span> {stage}' for stage, colour in COLOURS.items())
     cell = '<t{0} style="text-align:left;padding:1px 8px 1px 0">{1}</t{0}>'
     head = "".join(cell.format("h", name) for name in _SHOWN) + cell.format("h", legend)
     body = ""
@@ -50,7 +52,7 @@ def _bar(row: Mapping[str, Any], longest: float) -> str:
     for stage, taken in _stages(row).items():
         width = _PIXELS * taken / longest
         title = f"<title>{stage} {taken:.2f} s</title>"
-        parts.append(f'<rect x="{x:.1f}" width="{width:.1f}" height="12" fill="{_BARS[stage][1]}">{title}</rect>')
+        parts.append(f'<rect x="{x:.1f}" width="{width:.1f}" height="12" fill="{COLOURS[stage]}">{title}</rect>')
         x += width
     label = html.escape(f"{row['role']}: " + ", ".join(f"{stage} {taken:.2f} s" for stage, taken in _stages(row).items()))
     return f'<svg role="img" aria-label="{label}" width="{_PIXELS}" height="12">{"".join(parts)}</svg>'
@@ -58,7 +60,7 @@ def _bar(row: Mapping[str, Any], longest: float) -> str:
 
 def _stages(row: Mapping[str, Any]) -> dict[str, float]:
     """Those that are over."""
-    return {stage: row[stage] for stage in _BARS if row[stage] is not None}
+    return {stage: row[stage] for stage in COLOURS if row[stage] is not None}
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

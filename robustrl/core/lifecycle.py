@@ -10,7 +10,20 @@ from __future__ import annotations
 from collections import defaultdict
 
 from . import events as ev
-from .recovery import COLD, FATAL_ERRORS, FULL, ISOLATED, OBSERVE, WARM, Candidate, Failure, choose_standby, why_all, why_not_restart
+from .recovery import (
+    ALL_BECAUSE,
+    COLD,
+    FATAL_ERRORS,
+    FULL,
+    ISOLATED,
+    OBSERVE,
+    WARM,
+    Candidate,
+    Failure,
+    choose_standby,
+    why_all,
+    why_not_restart,
+)
 from .roles import TRANSITIONS, RoleId, RoleKind, RoleState, first_state
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"
@@ -222,7 +235,7 @@ class Lifecycle:
             return [self._restart(role, facts, facts.cause)], ""
         why = "" if self._mode == FULL else why_all(failure)
         if self._mode == FULL or why:
-            return self._restart_all(role, facts.cause + (f"; everything is restarted: {why}" if why else "")), ""
+            return self._restart_all(role, facts.cause + (f"{ALL_BECAUSE}{why}" if why else "")), ""
         return [self._restart(role, facts, facts.cause, standby=self._standby_for(facts))], ""
 
     def _came_back(self, role: str, incarnation: int) -> bool:

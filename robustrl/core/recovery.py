@@ -28,6 +28,8 @@ HEAVY = frozenset({RoleKind.TRAINER, RoleKind.ROLLOUT})
 """Kinds whose standby has built a model and an engine; for the others it has its imports done."""
 BOUND = frozenset({RoleKind.STATE_KEEPER, RoleKind.NODE_AGENT})
 """Kinds that belong to their node: no process elsewhere can take them over."""
+ALL_BECAUSE = "; everything is restarted: "
+"""In the reason of a full restart in isolated mode, between the failure and what `why_all` says."""
 _LEAST_ROLLOUTS = 1
 """Rollouts that go on serving when another one gives its place to the trainer."""
 

@@ -282,6 +282,8 @@ def test_where_it_cannot_listen_the_one_at_fault_is_named(arguments, said, capsy
     (["--demo", "--speed", "inf"], "speed = inf: must be above 0"),
     (["--job", "x", "--speed", "60"], "speed = 60.0: must be 1, or left out, for a live job"),
     (["--demo", "--address", "fe80::1%lo"], "address = 'fe80::1%lo': must be without a zone"),
+    (["--demo", "--address", ""], "address = '': must be an address of this machine, such as 127.0.0.1 or ::1, or 0.0.0.0 for all"),
+    (["--demo", "--address", " "], "address = ' ': must be an address of this machine"),
     (["--demo", "--address", "[::1]"], "address = '[::1]': must be an address of this machine, such as 127.0.0.1 or ::1"),
 ])  # fmt: skip
 def test_a_setting_that_cannot_be_is_named_with_what_is_allowed(arguments, said, capsys):

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from robustrl_widgets import commands
 from robustrl_widgets.commands import Commander, Refused, Right, whole
-from robustrl_widgets.faults import can_be_called_off, catalogue
+from robustrl_widgets.faults import can_be_called_off, catalogue, fitting, longest
 from robustrl_widgets.feed import Feed
 from robustrl_widgets.sources import LiveRun, RecordedRun
 from robustrl_widgets.tuner import Tuner
@@ -21,9 +21,11 @@ from test_injecting import Host
 from views_log import FakeJob, back, failing_log
 
 from robustrl.core import events as ev
+from robustrl.core.roles import SINGLE, RoleKind
 from robustrl.core.thresholds import Thresholds
 from robustrl.errors import RobustRLError
-from robustrl.faults import Fault, Hang, Kill, RaiseException
+from robustrl.faults import Fault, Freeze, Hang, Kill, RaiseException, make_fault
+from robustrl.faults.freezing import LEAST_FREEZE, check_freeze, longest_freeze
 from robustrl.replay.run import Run
 from robustrl.runtime.wire import Call, encode_frame
 
@@ -178,3 +180,19 @@ def test_a_student_is_offered_the_kinds_of_faults_that_are_accepted(feeds: list[
             refused.add(kind)
     assert refused and set(offered) == set(every) - refused
     assert refused == {kind for kind in every if not catalogue()[kind]["for_students"]}
+
+
+_SHORT = Thresholds.lab().updated({"job.hysteresis": 0.1, "rollout.no_tokens": 0.3, "rollout.heartbeat": 0.3})
+
+
+@pytest.mark.parametrize("limits", [Thresholds.lab(), Thresholds.paper(), _SHORT])
+def test_the_length_that_is_offered_for_a_fault_is_one_that_is_accepted(limits: Thresholds) -> None:
+    """A freeze was offered without a length on the board, and with 10 s on the panel: both were refused."""
+    for kind in RoleKind:
+        offered, role = fitting(kind.value, limits), kind.value if kind in SINGLE else f"{kind.value}-0"
+        for name, seconds in offered.items():
+            fault = make_fault({"fault": name, "target": role} | ({} if seconds is None else {"seconds": seconds}))
+            if isinstance(fault, Freeze):
+                check_freeze(fault, limits)
+        assert ("freeze" in offered) == (longest_freeze(kind, limits) >= LEAST_FREEZE and kind is not RoleKind.SUPERVISOR)
+        assert offered.get("freeze", 10.0) == min(10.0, longest(limits)["freeze"].get(kind.value, 10.0))

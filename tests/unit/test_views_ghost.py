@@ -101,7 +101,9 @@ def _with_faults(*roles: str) -> list[ev.Entry]:
 
 
 @pytest.mark.parametrize(("mine", "yours"), [
-    ((), "you had none"), (("rollout-1",), "you had 1 of them"), (("rollout-0",), "you had 1 other"), (("rollout-1", "trainer-0"), ""),
+    # failures that were not injected are none of the race: that a run "had none" stood beside seven of them
+    ((), "none of them hit you"), (("rollout-1",), "you had 1 of them"), (("rollout-1", "trainer-0"), ""),
+    (("rollout-0",), "none of them hit you, but 1 other injected fault did"),
 ])  # fmt: skip
 def test_who_is_ahead_of_a_ghost_that_was_struck_and_was_not_is_not_praised(mine, yours):
     struck = msgspec.structs.replace(GHOST, faults=[(0.01, "kill", "rollout-1", 1), (0.02, "kill", "trainer-0", 1), (99.0, "kill", "x", 9)])
@@ -115,12 +117,13 @@ def test_who_is_ahead_of_a_ghost_that_was_struck_and_was_not_is_not_praised(mine
 def test_what_is_said_at_the_end_counts_the_faults_that_the_ghost_had_on_its_way():
     on_the_way = msgspec.structs.replace(GHOST, faults=[(0.01, "kill", "rollout-1", 1)])
     done = _scene(LOG, on_the_way)
-    assert done.picture("timeline", done.t)["ghost"]["words"].endswith(" a ghost that had 1 fault; you had none.")
+    assert done.picture("timeline", done.t)["ghost"]["words"].endswith(" a ghost that had 1 fault; it did not hit you.")
     assert " s, the ghost " not in static.timeline_svg(done, done.t)
     later = _scene(LOG, msgspec.structs.replace(GHOST, faults=[(GHOST.length + 1, "kill", "rollout-1", 6)]))
     assert "the ghost" in later.picture("timeline", later.t)["ghost"]["words"]
     behind = _scene(_slower(_until_step(LOG, 2), 5.0), on_the_way)
-    assert behind.picture("metrics", behind.t)["race"]["words"] == "You are 2 steps behind a ghost that had 1 fault so far; you had none."
+    words = behind.picture("metrics", behind.t)["race"]["words"]
+    assert words == "You are 2 steps behind a ghost that had 1 fault so far; it did not hit you."
 
 
 def test_faults_before_the_start_of_the_race_and_after_its_end_do_not_count():
@@ -146,7 +149,7 @@ def test_faults_before_the_start_of_the_race_and_after_its_end_do_not_count():
     struck = msgspec.structs.replace(GHOST, faults=[outside[0], (0.01, "kill", "trainer-0", 1), outside[1]])
     done = _scene(log.entries, struck)
     words, label = (done.picture("timeline", done.t)["ghost"][name] for name in ("words", "label"))
-    assert words.endswith("a ghost that had 1 fault; you had none.")
+    assert words.endswith("a ghost that had 1 fault; it did not hit you.")
     assert "Its faults: kill trainer-0 in step 1. 0 of these 1 hit you" in label
     assert ghost_of(log.entries).met == [] and "It met no fault." in _scene(LOG, ghost_of(log.entries)).race.label(done.state)
 

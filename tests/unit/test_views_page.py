@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from made_log import Writer, made_log
-from robustrl_widgets import assets
+from robustrl_widgets import assets, lanes
 from robustrl_widgets.commands import Commander, Right
 from robustrl_widgets.feed import Feed
 from robustrl_widgets.scene import Scene
@@ -37,10 +37,15 @@ _NODE = _node()
 pytestmark = pytest.mark.skipif(_NODE is None, reason="needs node, to run the pages' code")
 
 
-def _picture(view: str, entries: list[ev.Entry], lost: str = "") -> dict[str, Any]:
+def _scene(entries: list[ev.Entry]) -> Scene:
     scene = Scene()
     for entry in entries:
         scene.apply(entry)
+    return scene
+
+
+def _picture(view: str, entries: list[ev.Entry], lost: str = "") -> dict[str, Any]:
+    scene = _scene(entries)
     scene.lost = lost
     return scene.picture(view, scene.t)
 
@@ -58,7 +63,12 @@ def _running() -> list[ev.Entry]:
     """A job in which all is well."""
     log = made_log(steps=3)
     place = next(i for i, entry in enumerate(log) if isinstance(entry.event, ev.OptimizerStepCommitted) and entry.event.step == 2)
-    return log[: place + 1]
+    running = Writer()
+    for entry in log[: place + 1]:
+        running.write(entry.source, entry.event)
+    running.write("node_agent-0", ev.RoleReady(role="node_agent-0", incarnation=1, seconds=0.5))
+    running.write("supervisor", ev.RoleStateChanged(role="node_agent-0", incarnation=1, old="starting", new="healthy", reason="ready"))
+    return running.entries
 
 
 def _page(folder: Path, view: str, script: str, right: str = "INSTRUCTOR", me: str = "", **values: Any) -> Any:
@@ -538,6 +548,98 @@ return [it.root.find(".say").textContent, look("trainer-0"), look("rollout-0")];
     assert say.startswith(f"trainer-0 failed and is restarted; {count} roles are started anew because of it")
 
 
+def test_the_word_on_a_card_in_a_full_restart_is_what_is_the_case(tmp_path: Path) -> None:
+    """Who was ended on purpose read "failed", and who was about to be ended, or already back, "healthy"."""
+    log = full_restart()
+
+    def after(place: int) -> dict[str, Any]:
+        return _picture("board", log[: place + 1])
+
+    decided = max(place for place, entry in enumerate(log) if isinstance(entry.event, ev.RestartDecided))
+    ended, begun, back_again = (
+        next(place for place, entry in enumerate(log) if isinstance(entry.event, kind) and entry.event.role == "rollout-0"
+             and getattr(entry.event, "incarnation", 0) == life and getattr(entry.event, "new", new) == new)
+        for kind, life, new in ((ev.RoleStateChanged, 1, "failed"), (ev.RoleStarted, 2, ""), (ev.RoleStateChanged, 2, "healthy")))
+    words = _page(tmp_path, "board", """
+const card = (role) => it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith(`${role},`))[0];
+const word = (role) => card(role).find(".word").textContent;
+return pictures.map((picture) => { it.show(picture); return ["rollout-0", "supervisor", "trainer-0"].map(word); });
+""", pictures=[after(place) for place in (decided, ended, begun, back_again, len(log) - 1)])  # fmt: skip
+    assert [rollout for rollout, _, _ in words[:4]] == ["is being ended", "ended for the restart", "restarting", "waits for the others"]
+    assert words[0][1] == "is being ended" and words[1][1] == "ended for the restart" and words[1][2] == "failed", "that one did fail"
+    assert words[4][0].startswith("healthy") and words[4][1].startswith("healthy")
+    first = Writer()  # the one that failed may be up before the others, above a restart that runs
+    for entry in log[: begun + 1]:
+        first.write(entry.source, entry.event)
+    first.write("host", ev.RoleStarted(role="trainer-0", incarnation=2, node="node-0", pid=999, start_ticks=9))
+    first.write("supervisor", ev.RoleStateChanged(role="trainer-0", incarnation=2, old="restarting", new="healthy", reason="ready"))
+    trainer = _picture("board", first.entries)["roles"]["trainer-0"]
+    assert trainer["word"] == "waits for the others" and trainer["stages"]["on"] == "restart"
+
+
+def test_a_role_that_is_added_is_told_of_and_is_well_when_it_takes_part(tmp_path: Path) -> None:
+    log = Writer()
+    for entry in _running():
+        log.write(entry.source, entry.event)
+    count, pictures = len(_picture("board", log.entries)["roles"]), []
+    log.write("host", ev.RoleStarted(role="rollout-2", incarnation=1, node="node-0", pid=77, start_ticks=7))
+    pictures.append(_picture("board", log.entries))
+    log.write("rollout-2", ev.RoleReady(role="rollout-2", incarnation=1, seconds=0.5))
+    log.write("supervisor", ev.RoleStateChanged(role="rollout-2", incarnation=1, old="starting", new="stale", reason="ready"))
+    pictures.append(_picture("board", log.entries))
+    log.write("supervisor", ev.RoleStateChanged(role="rollout-2", incarnation=1, old="stale", new="healthy", reason="version committed"))
+    pictures.append(_picture("board", log.entries))
+    started, stale, well = _page(tmp_path, "board", """
+return pictures.map((picture) => { it.show(picture); return [it.root.find(".say").textContent, it.root.find(".story").textContent]; });
+""", pictures=pictures)  # fmt: skip
+    for say, story in (started, stale):
+        assert say.startswith(f"rollout-2 is starting. The other {count} roles go on.")
+        assert "rollout-2 joins: its process is started." in story
+    assert well[0].startswith(f"All {count + 1} roles are well.") and "rollout-2 takes part now." in well[1]
+
+
+@pytest.mark.parametrize("drained", [True, False])
+def test_what_is_ended_on_purpose_is_no_failure(tmp_path: Path, drained: bool) -> None:
+    log, pictures = Writer(), []
+    for entry in _running():
+        log.write(entry.source, entry.event)
+    count, now = len(_picture("board", log.entries)["roles"]), {"role": "rollout-1", "incarnation": 1}
+
+    def then(source: str, *events: ev.Event) -> None:
+        for event in events:
+            log.write(source, event)
+        pictures.append(_picture("board", log.entries))
+
+    if drained:
+        then("host", ev.RoleOrdered(**now, action="drain"), ev.RoleStateChanged(**now, old="healthy", new="stopped", reason="drained"))
+    end = ev.ProcessExited(**now, pid=1, cause="ended by the host", last_lines=[])
+    failed = [] if drained else [ev.RoleStateChanged(**now, old="healthy", new="failed", reason="ended by the host")]
+    then("host", ev.RoleOrdered(**now, action="restart"), ev.RestartDecided(**now, reason="ordered by the user"))
+    then("host", end, *failed)
+    now["incarnation"] = 2
+    then("host", ev.RoleStarted(**now, node="node-0", pid=999, start_ticks=9))
+    then("host", ev.RoleReady(**now, seconds=0.5), ev.RoleStateChanged(**now, old="restarting", new="stale", reason="ready"),
+         ev.RoleStateChanged(**now, old="stale", new="healthy", reason="version committed"))
+    then("host", ev.EndDecided(status="stopped", reason="job.stop()"), ev.RunEnded(status="stopped", reason="job.stop()", wall=1e9))
+    shown = _page(tmp_path, "board", """
+const card = () => it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith("rollout-1,"))[0];
+const look = () => [it.root.find(".say"), card(), it.root.find(".story")].map((node) => node.textContent);
+return pictures.map((picture) => { it.show(picture); return look(); });
+""", pictures=pictures)  # fmt: skip
+    if drained:
+        say, card, story = shown.pop(0)
+        assert say.startswith(f"rollout-1 is drained. The other {count - 1} roles go on.") and "drained" in card
+        assert "rollout-1 is drained: its work goes to others, and it ends." in story
+    assert not drained or "drained" in shown[0][1], "until its next life begins"
+    for say, card, story in shown[:3]:
+        assert say.startswith(f"rollout-1 is started again. The other {count - 1} roles go on.") and "failed" not in card + story
+        assert "rollout-1 is started again: ordered by the user." in story and "detect" not in card
+    assert shown[3][0].startswith(f"All {count} roles are well.") and "failed" not in shown[3][2]
+    assert "failure" not in shown[4][0]
+    assert not _scene(log.entries).doubts, "the log is a possible one"
+    assert lanes.DETECT not in [bar.code for bar in _scene(log.entries).lanes.lanes["rollout-1"].bars]
+
+
 def test_only_what_the_server_would_do_is_offered_for_a_fault(tmp_path: Path) -> None:
     """A student had a button that aborts the faults of others, and kills that were done."""
     log = Writer()
@@ -550,6 +652,7 @@ def test_only_what_the_server_would_do_is_offered_for_a_fault(tmp_path: Path) ->
     feed = Feed(LiveRun(FakeJob(log.entries, len(log.entries))))  # type: ignore[arg-type]
     feed.later = lambda task: task()  # type: ignore[method-assign]
     scene, now = feed.still()
+    detail = scene.inspect("rollout-0") | {"live": True}
     viewers: list[tuple[Right, str, set[int]]] = [
         (Right.READ, "", set()), (Right.STUDENT, "Ada", {1}), (Right.STUDENT, "ADA\u200b", {1}), (Right.STUDENT, "Bob", {2}),
         (Right.STUDENT, "Eve", set()), (Right.INSTRUCTOR, "", {1, 2, 3}),
@@ -573,6 +676,51 @@ return [shown, kinds, hides.style.display === "none", !button(it.root, "Inject")
         student = right is Right.STUDENT
         assert ("node_loss" in kinds, "kill" in kinds, hidden) == (not student, True, student)
         assert may_order is not why and why is (name in ("Ada", "ADA\u200b", "Bob"))
+        if right is not Right.READ:
+            off, told = _page(tmp_path, "board", """
+it.show(picture);
+it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith("rollout-0,"))[0].fire("click");
+await page.settle();
+it.answer({ value: detail });
+await page.settle();
+const acts = it.root.find(".detail").find(".acts").children.filter((node) => node.tag === "button");
+return [acts.map((node) => node.disabled), it.root.find(".detail").textContent.includes("One at a time: your fault #")];
+""", right.name, viewer.me, picture=scene.picture("board", now), detail=detail | {"right": int(right)})  # fmt: skip
+            assert off == 3 * [why] and told is why, "Kill, Hang and Inject in the drawer of a role"
+
+
+def test_a_fault_is_ordered_with_a_length_that_the_server_offers(tmp_path: Path) -> None:
+    """The board had a list of its own of faults that have a length, in which one was missing."""
+    picture, detail = _picture("board", _running()), _scene(_running()).inspect("rollout-0")
+    sent = _page(tmp_path, "board", """
+it.show(picture);
+it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith("rollout-0,"))[0].fire("click");
+await page.settle();
+it.answer({ value: detail });
+await page.settle();
+const sent = [];
+for (const kind of ["freeze", "slow", "exception"]) {
+  it.root.labelled("another fault").value = kind;
+  it.root.all((node) => node.tag === "button" && node.textContent === "Inject")[0].fire("click");
+  await page.settle();
+  sent.push(it.sent.at(-1).args.seconds);
+  it.answer({ value: {} });
+  await page.settle();
+}
+return sent;
+""", picture=picture, detail=detail | {"right": 2, "live": True})  # fmt: skip
+    assert sent == [2.7, 10, None], "by the thresholds of a lab a rollout may be stopped for 2.7 s"
+    lengths = _page(tmp_path, "faults", """
+it.show(picture);
+const choose = (label, value) => { const select = it.root.labelled(label); select.value = value; select.fire("change"); };
+const length = () => it.root.labelled("seconds").value;
+const lengths = [length()];
+choose("fault", "freeze");
+for (const role of ["rollout-0", "task_runner"]) { choose("role", role); lengths.push(length()); }
+choose("fault", "slow");
+return [...lengths, length()];
+""", picture=_picture("faults", _running()))  # fmt: skip
+    assert lengths == ["10", "2.7", "4.7", "10"]
 
 
 def test_while_there_are_few_steps_it_is_said_that_effective_training_time_says_little(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import re
 import msgspec
 import pytest
 from made_log import Writer, made_log
-from robustrl_widgets import recovery_text, report, showing, static
+from robustrl_widgets import assets, bars, recovery_text, report, showing, static
 from robustrl_widgets.channel import merged
 from robustrl_widgets.ghost import ghost_of
 from robustrl_widgets.scene import Scene
@@ -99,6 +99,18 @@ def test_the_picture_of_an_early_recovery_shows_its_own_stretch_however_long_the
 
 def _raw(text: str) -> str:
     return re.search(r'<script id="data".*?</script>', text, re.S)[0]
+
+
+def test_a_stage_has_one_colour_in_all_views_and_in_the_table():
+    """In the table of `job.recoveries` restart was blue, which is reconnect everywhere else."""
+    css = assets.text("views.css").partition(".rrl[data-theme")[0]
+    names = {"detect": "det", "restart": "res", "reconnect": "rec"}
+    codes = {"detect": bars.DETECT, "restart": bars.RESTART, "reconnect": bars.RECONNECT}
+    pages = {stage: re.search(rf"--{name}: (#[0-9a-f]+)", css)[1] for stage, name in names.items()}
+    saved = {stage: static.FILL[code] for stage, code in codes.items()}
+    table = recoveries(back(failing_log()))._repr_html_()
+    drawn = {title: fill for fill, title in re.findall(r'fill="(#\w+)"><title>(\w+) ', table)}
+    assert pages == saved == {stage: colour.lower() for stage, colour in drawn.items()}
 
 
 def test_the_static_form_escapes_and_shows_all_lanes():

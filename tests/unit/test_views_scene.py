@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_log import Writer, made_log
-from robustrl_widgets import bars, lanes, showing, static
+from robustrl_widgets import bars, lanes, recovery_text, showing, static
 from robustrl_widgets.channel import Channel, difference, merged
 from robustrl_widgets.scene import VIEWS, Scene, _add_cause
 from robustrl_widgets.sources import load_entries
@@ -23,8 +23,10 @@ from views_log import back, failing_log, full_restart
 from robustrl.core import events as ev
 from robustrl.core.detection import Detector
 from robustrl.core.levels import levels
+from robustrl.core.recovery import ALL_BECAUSE
 from robustrl.core.roles import Phase, RoleState
 from robustrl.core.thresholds import PATHS, Thresholds
+from robustrl.tables import recoveries
 
 
 def _scene(entries: list[ev.Entry]) -> Scene:
@@ -102,6 +104,44 @@ def test_without_a_fault_it_is_said_since_when_detection_is_counted():
     said = f"Noticed {seconds(report['took']['detect'])} after its last sign of life."
     assert said in report["seen"] and any(said in line[3] for line in scene.story)
     assert bar[1] - bar[0] == pytest.approx(report["took"]["detect"], abs=0.02)
+
+
+def test_the_end_of_a_supervisor_is_noticed_when_the_host_says_so_not_when_its_next_life_judges_it():
+    """The report had a detection of 2.3 s and a restart of 0 ms where the table of recoveries had 0.95 s and 1.24 s."""
+    story = Story()
+    story.sample(101.0, "supervisor", "idle")
+    story.at(101.5, ev.ProcessExited(role="supervisor", incarnation=1, pid=7, cause="pidfd", last_lines=[]))
+    story.restart(101.6, "supervisor")
+    story.starts(101.7, "supervisor")
+    story.at(102.8, ev.RoleReady(role="supervisor", incarnation=2, seconds=1.0))
+    story.at(102.9, ev.Verdict(role="supervisor", incarnation=1, kind="failed", rule="exited", evidence={"cause": "pidfd"}, threshold=0.0,
+                               due=102.9, seen=102.9, onset=101.0, blind_spot=""))  # fmt: skip
+    story.becomes(103.0, "supervisor", RoleState.HEALTHY)
+    early, scene = _scene(story.entries[:-3]), _scene(story.entries)
+    assert early.episodes.all[0].noticed == "Noticed 0.5 s after its last sign of life."
+    (report,) = early.picture("recovery", 3.0)["recoveries"].values()
+    assert report["seen"] == "supervisor failed: its process ended. Noticed 0.5 s after its last sign of life."
+    (report,), (row,) = scene.picture("recovery", 3.0)["recoveries"].values(), recoveries(story.entries)
+    for stage in ("detect", "restart", "reconnect"):
+        assert report["took"][stage] == pytest.approx(row[stage], abs=0.002)
+    assert report["took"]["detect"] == 0.5 and report["took"]["restart"] == pytest.approx(1.3)
+
+
+@pytest.mark.parametrize(("step", "said"), [(2, "Paused after optimizer step 2."), (3, "Pauses after optimizer step 3, which still runs.")])
+def test_a_pause_is_told_of_with_the_step_that_still_runs(step, said):
+    story = Story()
+    story.commit(101.0, 1)
+    story.commit(102.0, 2)
+    story.at(102.5, ev.Paused(step=step))
+    assert _scene(story.entries).story[-1][3] == said
+
+
+def test_an_error_without_a_full_stop_is_a_sentence_all_the_same():
+    (episode,) = _scene(back(failing_log())).episodes.all
+    episode.record = msgspec.structs.replace(episode.record, rule="exception")
+    for text in ("out of memory", "out of memory."):
+        episode.evidence = {"error": "MemoryError", "text": text}
+        assert recovery_text.seen(episode) == "rollout-1 raised MemoryError: out of memory."
 
 
 def test_steps_that_were_rolled_back_are_no_progress_meanwhile():
@@ -313,10 +353,25 @@ def test_a_rollout_that_is_dead_makes_no_tokens():
 def test_a_full_restart_is_told_once_and_what_it_ends_on_purpose_did_not_fail():
     scene = _scene(full_restart())
     assert not scene.doubts, "the log is a possible one"
-    assert [line[1] for line in scene.story if "All roles are started anew because of trainer-0." in line[3]] == ["trainer-0"]
+    anew = "All roles are started anew because of trainer-0: "
+    assert [line[1] for line in scene.story if anew in line[3]] == ["trainer-0"]
     assert [line[1] for line in scene.story if "The process of" in line[3] or "because of" in line[3]] == ["trainer-0", "trainer-0"]
     words = [line[3] for line in scene.history["rollout-0"]]
     assert "ended: all roles are started anew because of trainer-0" in words and not any("because of rollout" in each for each in words)
+
+
+def test_of_a_full_restart_it_is_said_why_all_are_restarted_and_not_what_others_made():
+    """The log knew it, and nobody said it; and tokens of a moment before all were ended were said to have been made meanwhile."""
+    why = "the second failure in the same optimizer step"
+    for reason, said in ((f"its process ended{ALL_BECAUSE}{why}", why), ("its process ended", "the recovery mode is full")):
+        log = [msgspec.structs.replace(entry, event=msgspec.structs.replace(entry.event, reason=reason))
+               if isinstance(entry.event, ev.RestartDecided) and entry.event.role == "trainer-0" else entry for entry in full_restart()]
+        scene = _scene(log)
+        (report,) = scene.picture("recovery", scene.t)["recoveries"].values()
+        assert report["done"].startswith(f"All roles were restarted: {said}.") and report["meanwhile"] == ""
+        assert f"All roles are started anew because of trainer-0: {said}." in [line[3] for line in scene.story]
+        saved = static.recoveries_html(scene)
+        assert f"All roles were restarted: {said}." in saved and "Meanwhile" not in saved
 
 
 def test_who_is_ended_on_purpose_was_not_detected():
@@ -339,6 +394,26 @@ def test_who_is_ended_on_purpose_was_not_detected():
         before, bar = _bars(until, role), next(bar for bar in _bars(scene, role) if bar[2] == lanes.RESTART)
         assert begun <= bar[0] <= begun + 0.2, "from the decision on"
         assert _bars(scene, role)[: len(before)] == [*before[:-1], (before[-1][0], bar[0], *before[-1][2:])], "what it did until then stays"
+
+
+def test_the_stages_on_the_card_of_who_was_ended_on_purpose_are_those_of_its_lane():
+    """They were those of the whole recovery: a restart that took until the last role was ready."""
+    log = full_restart()
+    decided = [place for place, entry in enumerate(log) if isinstance(entry.event, ev.RestartDecided)]
+    others = sorted({log[place].event.role for place in decided} - {"trainer-0"})
+    for upto in range(decided[-1] + 1, len(log) + 1):
+        scene = _scene(log[:upto])
+        for role in others:
+            stages, last = scene.picture("board", scene.t)["roles"][role]["stages"], _bars(scene, role)[-1]
+            if stages["on"]:
+                assert {lanes.RESTART: "restart", lanes.RECONNECT: "reconnect"}[last[2]] == stages["on"]
+                assert stages["since"] == pytest.approx(last[0], abs=0.011)
+    drawn = {role: {bar[2]: bar[1] - bar[0] for bar in _bars(scene, role)} for role in others}
+    for role in others:
+        took = scene.picture("board", scene.t)["roles"][role]["stages"]["took"]
+        assert took["restart"] == pytest.approx(drawn[role][lanes.RESTART], abs=0.011)
+        assert took["reconnect"] == pytest.approx(drawn[role].get(lanes.RECONNECT, 0.0), abs=0.011)
+    assert len({bars[lanes.RESTART] for bars in drawn.values()}) > 1, "one after another"
 
 
 def test_a_role_that_was_suspect_is_ended_all_the_same():

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 from robustrl.core.roles import RoleKind, RoleState
 from robustrl.core.run_state import RoleView, RunState
 
-from .words import GLOSSARY, LONG, count, cut, headline, last_live
+from .words import GLOSSARY, LONG, STUDENT, count, cut, headline, last_live, whose
 
 if TYPE_CHECKING:
-    from .episodes import Episode
     from .scene import Scene
 
 _RECENT = 10.0
@@ -36,9 +35,22 @@ def head(scene: Scene) -> dict[str, Any]:
         "ettr": scene.curves.ettr, "ettr_early": scene.curves.early,
         "ledger": {"started": balance.started, "consumed": balance.consumed, "dropped": dropped, "in_flight": balance.in_flight,
                    "balanced": balance.started == balance.consumed + dropped + balance.in_flight},
-        "recoveries": len(scene.episodes.all), "ill": sorted(role for role, view in state.roles.items() if _is_ill(scene, view)),
+        "failures": sum(not episode.asked for episode in scene.episodes.all), **_standing(scene),
         "warnings": [cut(text, LONG) for _, text in state.warnings[-3:]] + list(scene.doubts)[-2:],
     }
+
+
+def _standing(scene: Scene) -> dict[str, Any]:
+    """Roles that are not well, each once: those that are ill or being restarted, those that have not come so far yet, and those that were
+    ended on purpose, with the word for it.
+    """
+    roles = scene.state.roles
+    ill = sorted(role for role, view in roles.items() if _is_ill(scene, view))
+    starting = sorted(role for role, view in roles.items() if role not in ill and (
+        view.state is RoleState.STARTING or (view.state is RoleState.STALE and view.incarnation == 1)))
+    away = {role: _word(scene, view) for role, view in sorted(roles.items())
+            if role not in ill and view.state is RoleState.STOPPED and not (scene.over or scene.state.ending)}
+    return {"ill": ill, "starting": starting, "away": away}
 
 
 def _is_ill(scene: Scene, view: RoleView) -> bool:
@@ -54,6 +66,8 @@ def picture(scene: Scene, now: float) -> dict[str, Any]:
                   for node, view in state.nodes.items()},
         "roles": {role: _role(scene, view, rates.get(role, 0.0), now) for role, view in state.roles.items()},
         "pulls": scene.shown_pulls(now),
+        "busy": {whose(fault.by): fault.fault for fault in state.faults.faults.values()
+                 if fault.by.startswith(STUDENT) and not (fault.settled or fault.masked)},
         "story": {str(index): list(line) for index, line in enumerate(list(scene.story)[-_STORY:])},
     }
 
@@ -64,6 +78,7 @@ def _role(scene: Scene, view: RoleView, rate: float, now: float) -> dict[str, An
     weights = view.kind in (RoleKind.ROLLOUT, RoleKind.STATE_KEEPER, RoleKind.TRAINER)
     drawn: dict[str, Any] = {
         "kind": view.kind.value, "what": GLOSSARY.get(view.kind.value, ""), "node": view.node, "state": view.state.value,
+        "word": _word(scene, view),
         "phase": view.phase, "life": view.incarnation, "pid": view.pid, "version": version if weights and version >= 0 else None,
         "lag": max(0, state.newest - version) if view.kind is RoleKind.ROLLOUT and version >= 0 and state.newest >= 0 else None,
         "since": round(view.state_since - t0, 1), "phase_at": round(view.phase_since - t0, 1),
@@ -75,6 +90,19 @@ def _role(scene: Scene, view: RoleView, rate: float, now: float) -> dict[str, An
     if (stages := _stages(scene, view, now)) is not None:
         drawn["stages"] = stages
     return drawn
+
+
+def _word(scene: Scene, view: RoleView) -> str:
+    """What is the case with it: its state, but of what a full restart ends on purpose none that speaks of a failure, or of health."""
+    episode = scene.episodes.open_of(view.role)
+    if view.state is RoleState.STOPPED and scene.drained.get(view.role) == view.incarnation:
+        return "drained"
+    if episode is None:
+        return view.state.value
+    if episode.ended_for_it(view.role, view.incarnation):
+        return "ended for the restart" if view.exited or view.state is RoleState.FAILED else "is being ended"
+    up = view.state is RoleState.HEALTHY and episode.record.mode == "full" and not episode.began_with(view.role, view.incarnation)
+    return "waits for the others" if up and (view.role != episode.record.role or episode.stage == "restart") else view.state.value
 
 
 def _doing(scene: Scene, view: RoleView, rate: float) -> str:
@@ -102,7 +130,8 @@ def _done(scene: Scene, view: RoleView) -> float | None:
 
 def _stages(scene: Scene, view: RoleView, now: float) -> dict[str, Any] | None:
     """The recovery on a role's card: which stage is on, since when, and how long the earlier ones took. ``cut_off``: the job or its log has
-    ended in that stage. ``ended_for``: the role whose failure it was; this one was ended on purpose, which is no detection.
+    ended in that stage. ``ended_for``: the role whose failure it was; this one was ended on purpose, which is no detection, and the times
+    are its own, as in its lane. ``asked``: no failure led to it.
     """
     state: RunState = scene.state
     cut_off = {"cut_off": True} if scene.over else {}
@@ -115,15 +144,9 @@ def _stages(scene: Scene, view: RoleView, now: float) -> dict[str, Any] | None:
             return None
         episode = last
     drawn: dict[str, Any] = {
-        "on": episode.stage, "since": _stage_since(episode, state.t0), "rule": cut(episode.record.rule),
-        "took": {name: round(took, 2) for name, took in episode.seconds().items() if took is not None},
+        "on": episode.stage_of(view.role), "since": round(episode.since_of(view.role) - state.t0, 2), "rule": cut(episode.record.rule),
+        "took": {name: round(took, 2) for name, took in episode.seconds_of(view.role).items() if took is not None},
         "total": round(episode.record.total, 2) if episode.record.total is not None else None, **(cut_off if episode.stage else {})}
     if episode.was_ended(view.role):
-        del drawn["took"]["detect"]
-        drawn |= {"ended_for": episode.record.role, "rule": ""}
+        drawn |= {"asked": True} if episode.record.role == view.role else {"ended_for": episode.record.role, "rule": ""}
     return drawn
-
-
-def _stage_since(episode: Episode, t0: float) -> float:
-    record = episode.record
-    return round((record.ready if record.ready is not None else episode.detected) - t0, 2)

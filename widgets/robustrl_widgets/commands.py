@@ -24,7 +24,7 @@ from robustrl.errors import RobustRLError
 from .faults import catalogue
 from .feed import Feed
 from .sources import RecordedRun
-from .words import LONG, cut, last_live, person, whose
+from .words import LONG, STUDENT, cut, last_live, person, whose
 
 MAX_COMMAND = 4096
 """Bytes of one command."""
@@ -175,7 +175,7 @@ class Commander:
 
     @property
     def _by(self) -> str:
-        return f"student {self._name}" if self._right is Right.STUDENT else f"instructor {self._name}".strip()
+        return f"{STUDENT}{self._name}" if self._right is Right.STUDENT else f"instructor {self._name}".strip()
 
     @property
     def me(self) -> str:

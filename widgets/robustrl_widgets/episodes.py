@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from robustrl.core import events as ev
-from robustrl.core.recoveries import INJECTION, LAST_SIGN, OPEN, RECOVERED, Recoveries, Recovery
+from robustrl.core.recoveries import DECISION, INJECTION, LAST_SIGN, OPEN, RECOVERED, Recoveries, Recovery
+from robustrl.core.recovery import ALL_BECAUSE
 from robustrl.core.run_state import RunState
 
 from .words import seconds
@@ -33,6 +34,12 @@ class Episode:
     moved: dict[str, list[int]] = field(default_factory=dict)
     """Rollout that took over -> tokens that were kept, per trajectory."""
     restored: str = ""
+    ended_at: dict[str, float] = field(default_factory=dict)
+    """Role that was ended on purpose -> when that was decided."""
+    up_at: dict[str, float] = field(default_factory=dict)
+    """Role -> when its new life was set up."""
+    why_all: str = ""
+    """Why all roles are restarted for it; empty: they are not."""
     in_flight: int = 0
     """Answers that were unfinished when it failed."""
     meanwhile_tokens: int = 0
@@ -50,7 +57,9 @@ class Episode:
 
     @property
     def detected(self) -> float:
-        return max(self.onset, self.record.detected if self.judged is None else self.judged)
+        """When it was judged; a verdict that comes after what was done about it (of a supervisor, by its next life) detected nothing."""
+        decided, judged = self.record.decided, self.judged
+        return max(self.onset, self.record.detected if judged is None or (decided is not None and decided < judged) else judged)
 
     @property
     def noticed(self) -> str:
@@ -70,9 +79,14 @@ class Episode:
     def healed(self) -> bool:
         return self.record.outcome == RECOVERED
 
+    @property
+    def asked(self) -> bool:
+        """Whether no failure led to it: somebody ordered it, or the role's process had become another role."""
+        return self.record.onset_by == DECISION
+
     def was_ended(self, role: str) -> bool:
         """Whether its life was ended on purpose, as that of every role but the one whose failure led to a full restart."""
-        return self.record.mode == "full" and role != self.record.role
+        return self.asked if role == self.record.role else self.record.mode == "full"
 
     def began_with(self, role: str, incarnation: int) -> bool:
         """Whether it is this life that is replaced, and not one that came for it."""
@@ -84,7 +98,25 @@ class Episode:
     def seconds(self) -> dict[str, float | None]:
         """Of each stage that is over."""
         ready = None if self.record.ready is None else max(0.0, self.record.ready - self.detected)
-        return {"detect": self.detected - self.onset, "restart": ready, "reconnect": self.record.reconnect}
+        return {"detect": None if self.asked else self.detected - self.onset, "restart": ready, "reconnect": self.record.reconnect}
+
+    def stage_of(self, role: str) -> str:
+        """As `stage`; of a role that was ended on purpose, its own, as its lane has it."""
+        return self.stage if role not in self.ended_at or not self.stage else "reconnect" if role in self.up_at else "restart"
+
+    def since_of(self, role: str) -> float:
+        """When the stage began that the role is in, or was in last."""
+        if role in self.ended_at:
+            return self.up_at.get(role, self.ended_at[role])
+        return self.detected if self.record.ready is None else self.record.ready
+
+    def seconds_of(self, role: str) -> dict[str, float | None]:
+        """As `seconds`; of a role that was ended on purpose, its own."""
+        if role not in self.ended_at:
+            return self.seconds()
+        up, back = self.up_at.get(role), self.record.back
+        return {"detect": None, "restart": None if up is None else up - self.ended_at[role],
+                "reconnect": None if up is None or back is None else max(0.0, back - up)}
 
 
 class Episodes:
@@ -123,8 +155,13 @@ class Episodes:
         match event:
             case ev.Verdict():
                 self._verdict(event, entry.t)
-            case ev.RoleStateChanged(role=role, new=new) if new != "suspect":
+            case ev.RoleStateChanged(role=role, incarnation=incarnation, new=new) if new != "suspect":
                 self.suspected.pop(role, None)
+                if (episode := self._open.get(role)) and not episode.began_with(role, incarnation):
+                    if new == "failed":
+                        episode.up_at.pop(role, None)
+                    else:
+                        episode.up_at.setdefault(role, entry.t)
             case ev.RestartDecided(role=role, mode="full"):  # it is ended, ill or not
                 self.suspected.pop(role, None)
             case ev.FaultInjected(role=role, incarnation=incarnation, phase=phase):
@@ -134,6 +171,11 @@ class Episodes:
             case ev.TrajectoriesMoved():
                 if episode := self.last_of(event.source):
                     episode.moved.setdefault(event.target, []).extend(event.kept)
+            case ev.RestartDecided(role=role, mode="full", reason=reason) if episode := self._open.get(role):
+                if role != episode.record.role:
+                    episode.ended_at.setdefault(role, entry.t)
+                else:
+                    episode.why_all = reason.rpartition(ALL_BECAUSE)[2] if ALL_BECAUSE in reason else "the recovery mode is full"
             case ev.SnapshotRestored():
                 if episode := self._open.get(event.role):
                     episode.restored = f"step {event.step}, from the {event.source} copy, in {event.seconds:.1f} s"

@@ -8,9 +8,12 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from robustrl.core.fault_book import NEVER_FIRED, FaultView
-from robustrl.core.roles import PHASES
+from robustrl.core.roles import PHASES, RoleKind
 from robustrl.core.run_state import RunState
+from robustrl.core.thresholds import Thresholds
 
 from .presets import offered
 from .words import BROKEN, LONG, cut, in_phases, whose
@@ -19,25 +22,38 @@ if TYPE_CHECKING:
     from .scene import Scene
 
 _SHOWN, _HITS = 24, 8
+_LENGTH = 10.0
+"""Seconds that are offered for a fault that needs a length."""
 _UNUSUAL = ("full_disk", "partition", "delay", "node_loss")
 """Need root, namespaces or several nodes: offered last."""
 
 
 @cache
 def catalogue() -> dict[str, dict[str, Any]]:
-    """Fault -> what it is, whom it can hit, and whether it asks for a length."""
+    """Fault -> what it is, whom it can hit, and whether it can have a length, and must (``needs``)."""
     from robustrl.faults.catalogue import CATALOGUE
 
     names = sorted(CATALOGUE, key=lambda name: (CATALOGUE[name].benign, name in _UNUSUAL))
     return {name: {"words": cut((CATALOGUE[name].__doc__ or "").strip().splitlines()[0]), "benign": CATALOGUE[name].benign,
                    "kinds": sorted(map(str, CATALOGUE[name].kinds)), "timed": "seconds" in CATALOGUE[name].__struct_fields__,
+                   "needs": any(field.name == "seconds" and field.required for field in msgspec.structs.fields(CATALOGUE[name])),
                    "for_students": CATALOGUE[name].by != "host"}
             for name in names}
 
 
-def fitting(kind: str) -> list[str]:
-    """Faults that can be injected into a role of this kind."""
-    return [name for name, about in catalogue().items() if kind in about["kinds"]]
+def fitting(kind: str, limits: Thresholds) -> dict[str, float | None]:
+    """Faults that can be injected into a role of this kind -> the seconds that are offered for it; None: it needs none."""
+    most = longest(limits)
+    return {name: min(_LENGTH, most.get(name, {}).get(kind, _LENGTH)) if about["needs"] else None
+            for name, about in catalogue().items() if kind in most.get(name, about["kinds"])}
+
+
+def longest(limits: Thresholds) -> dict[str, dict[str, float]]:
+    """Fault whose length has a limit -> kind of roles -> the most seconds that are accepted; without kinds that it cannot hit at all."""
+    from robustrl.faults.freezing import LEAST_FREEZE, longest_freeze
+
+    most = {kind: longest_freeze(RoleKind(kind), limits) for kind in catalogue()["freeze"]["kinds"]}
+    return {"freeze": {kind: seconds for kind, seconds in most.items() if seconds >= LEAST_FREEZE}}
 
 
 def can_be_called_off(view: FaultView, state: RunState) -> bool:
@@ -57,7 +73,7 @@ def picture(scene: Scene, now: float) -> dict[str, Any]:
     views = list(state.faults.faults.values())[-_SHOWN:]
     return {
         "cards": {str(view.fault): card(view, state, scene.closed) for view in views}, "over": scene.over, "closed": scene.closed,
-        "catalogue": catalogue(),
+        "catalogue": catalogue(), "longest": longest(scene.detector.thresholds),
         "roles": {role: view.kind.value for role, view in state.roles.items()}, "presets": offered(state.roles),
         "recovery": {"mode": state.recovery_mode, "standbys": state.recovery_standbys} if state.recovery_mode else {},
         "phases": {str(kind): sorted(map(str, phases)) for kind, phases in PHASES.items()},

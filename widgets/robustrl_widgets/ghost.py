@@ -239,14 +239,16 @@ class Race:
 
     def _struck(self, ghost: Ghost, theirs_until: float, mine_until: float) -> tuple[str, str]:
         """What the ghost had in the race until then on its clock, and what this run has had of it until then on its own; empty where all of
-        that hit this run as well.
+        that hit this run as well. Of failures without an injected fault (`role.kill()`) nothing is said.
         """
         mine = Counter(_met([fault for fault in self._marks.faults if fault[0] <= mine_until]))
         theirs = Counter(_met([fault for fault in ghost.met if fault[0] <= theirs_until]))
         if not theirs - mine:
             return "", ""
         hit, others, count = (mine & theirs).total(), mine.total(), theirs.total()
-        yours = f"you had {hit} of them" if hit else f"you had {others} other{'s' * (others > 1)}" if others else "you had none"
+        yours = f"you had {hit} of them" if hit else "none of them hit you" if count > 1 else "it did not hit you"
+        if others and not hit:
+            yours += f", but {others} other injected fault{'s' * (others > 1)} did"
         return f"had {count} fault{'s' * (count > 1)}", yours
 
     def label(self, state: RunState) -> str:

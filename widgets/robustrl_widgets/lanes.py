@@ -121,6 +121,8 @@ class Lanes:
                 onset = episode.onset - state.t0
                 self._detected(role, onset, t, RESTART)
                 self._mark(onset, role, "verdict", f"rule {episode.record.rule}" if episode.record.rule else "failed")
+            case ev.RestartDecided(role=role) if (episode := episodes.open_of(role)) and episode.asked:
+                self._follow(role, t, state, episodes)
             case ev.RoleStateChanged(role=role) | ev.RestartDecided(role=role, mode="full"):
                 self._follow(role, t, state, episodes)
             case ev.FaultPlanned(fault=fault, hidden=True):

@@ -29,7 +29,7 @@ def seen(episode: Episode, proof: bool = True) -> str:
         case "exited":
             return f"The process of {role} ended{phase} ({cut(evidence.get('cause') or 'no cause known')})."
         case "exception":
-            return f"{role} raised {cut(evidence.get('error', 'an error'))}{phase}: {cut(evidence.get('text', ''))}"
+            return _sentence(f"{role} raised {cut(evidence.get('error', 'an error'))}{phase}: {cut(evidence.get('text', ''))}")
         case "node_lost":
             return f"Node {cut(evidence.get('node', '?'))} of {role} is gone: {cut(evidence.get('reason', ''))}."
         case "heartbeat":
@@ -40,8 +40,10 @@ def seen(episode: Episode, proof: bool = True) -> str:
             return f"{role} was busy for {limit}{phase}, and no micro-batch ended.{stopped}"
         case "silent":
             return f"The loop of {role} did not come round for {limit}{phase}.{stopped}"
+        case "" if episode.asked:
+            return _sentence(f"{role} is started again: {cut(record.cause)}")
         case "":
-            return cut(f"{role} failed: {record.cause}" if record.cause else f"{role} is started anew.")
+            return _sentence(cut(f"{role} failed: {record.cause}") if record.cause else f"{role} is started anew")
         case rule:
             return f"{role} tripped rule {cut(rule)} (limit {limit}){phase}.{stopped}"
 
@@ -55,7 +57,8 @@ def done(episode: Episode, scene: Scene) -> str:
     how = f", {record.standby} took over" if record.standby else ""
     tries = f", in {record.attempts} attempts" if record.attempts > 1 else ""
     restored = f" It went on from {cut(episode.restored)}." if episode.restored else ""
-    return f"{who}{how}{tries}.{restored}"
+    because = f": {cut(episode.why_all)}" if episode.why_all else ""
+    return f"{who}{how}{tries}{because}.{restored}"
 
 
 def moved(episode: Episode | None) -> str:
@@ -69,6 +72,9 @@ def moved(episode: Episode | None) -> str:
 
 
 def meanwhile(episode: Episode) -> str:
+    """Empty of a full restart: the others were ended."""
+    if episode.record.mode == "full":
+        return ""
     others = f"the others made {count(episode.meanwhile_tokens)} tokens and {episode.meanwhile_steps} optimizer steps"
     return f"Meanwhile {others}."
 
@@ -104,6 +110,10 @@ def standing(episode: Episode, scene: Scene) -> str:
     if scene.lost:
         return f"the job was lost during its {episode.stage}"
     return f"the log breaks off during its {episode.stage}" if scene.broken else f"under way: {episode.stage}"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?", "\u2026")) else f"{text}."
 
 
 def _of(number: int) -> str:

@@ -62,6 +62,10 @@ class Scene:
         """The log tells how the job ended, and of nobody who took it up again."""
         self.doubts: deque[str] = deque(maxlen=5)
         """Entries that cannot be."""
+        self.drained: dict[str, int] = {}
+        """Role -> its life that was to be drained."""
+        self._joining: set[str] = set()
+        """Roles that were added to a job that works, and do not take part yet."""
 
     def apply(self, entry: ev.Entry) -> None:
         """Takes the next entry in."""
@@ -102,23 +106,37 @@ class Scene:
                 return
             case ev.RoleStateChanged(role=role, incarnation=incarnation, new="failed", reason=reason):
                 if (failed := self.episodes.last_of(role)) and failed.ended_for_it(role, incarnation):
-                    self._note(t, role, "doing", f"ended: all roles are started anew because of {failed.record.role}")
+                    why = "to be started again" if failed.asked else f"all roles are started anew because of {failed.record.role}"
+                    self._note(t, role, "doing", f"ended: {why}")
                 elif failed and (role, incarnation) != (failed.record.role, failed.record.incarnation):
                     first = (role, incarnation) in {(member, life) for member, life, _ in failed.record.lives}
                     how = "failed as well" if first else "failed on its way back"
                     self._say(t, role, "bad", f"{role} {how}: {reason}")
                 elif failed:
                     self._say(t, role, "bad", f"{recovery_text.seen(failed)} {failed.noticed}".strip())
+            case ev.RoleStateChanged(role=role, new="healthy") if role in self._joining:
+                self._joining.remove(role)
+                self._say(t, role, "good", f"{role} takes part now.")
             case ev.RoleStateChanged(role=role, new=new, reason=reason):
                 self._note(t, role, "plain", f"{new}: {reason}")
             case ev.Verdict(role=role, kind=kind, rule=rule) if kind != "failed":
                 self._note(t, role, "bad" if kind == "suspect" else "plain", f"{kind}, rule {rule}")
+            case ev.RoleOrdered(role=role, incarnation=incarnation, action="drain"):
+                self.drained[role] = incarnation
+                self._say(t, role, "doing", f"{role} is drained: its work goes to others, and it ends.")
+            case ev.RestartDecided(role=role, incarnation=incarnation, mode="isolated") if (
+                    (found := self.episodes.last_of(role)) and found.ended_for_it(role, incarnation)):
+                self._say(t, role, "doing", recovery_text.seen(found))
             case ev.RestartDecided(role=role, mode=mode, standby=standby):
                 how = f"{standby} takes over" if standby else "a new process is started"
-                because = found.record.role if mode == "full" and (found := self.episodes.last_of(role)) else role
-                words = f"All roles are started anew because of {because}." if mode == "full" else f"{role} alone is restarted: {how}."
+                found = self.episodes.last_of(role) if mode == "full" else None
+                because, why = (found.record.role, f": {found.why_all}" if found.why_all else "") if found else (role, "")
+                words = f"All roles are started anew because of {because}{why}." if mode == "full" else f"{role} alone is restarted: {how}."
                 (self._say if because == role else self._note)(t, role, "doing", words)
             case ev.RoleStarted(role=role, incarnation=incarnation, pid=pid):
+                if incarnation == 1 and self.state.status in ("running", "paused"):
+                    self._joining.add(role)
+                    self._say(t, role, "doing", f"{role} joins: its process is started.")
                 self._note(t, role, "doing" if incarnation > 1 else "plain", f"life {incarnation} begins, process {pid}")
             case ev.SnapshotRestored(role=role, step=step, source=source):
                 self._say(t, role, "doing", f"{role} goes on from optimizer step {step}, out of the {source} copy.")
@@ -130,7 +148,8 @@ class Scene:
             case ev.WarningRaised(text=text):
                 self._say(t, "", "plain", text)
             case ev.Paused(step=step):
-                self._say(t, "", "plain", f"Paused after optimizer step {step}.")
+                pauses, runs = ("Pauses", ", which still runs") if step > self.state.step else ("Paused", "")
+                self._say(t, "", "plain", f"{pauses} after optimizer step {step}{runs}.")
             case ev.Resumed():
                 self._say(t, "", "plain", "Resumed.")
             case ev.FaultInjected(role=role, fault=fault) if (view := self.state.faults.faults.get(fault)) and not view.masked:
@@ -229,8 +248,9 @@ class Scene:
     def inspect(self, role: str) -> Picture:
         """What a person who clicked on a role reads: its history, newest last. Raises KeyError for an unknown one."""
         view = self.state.roles[role]
+        offered = faults.fitting(view.kind.value, self.detector.thresholds)
         return {"role": role, "node": view.node, "pid": view.pid, "incarnation": view.incarnation, "state": str(view.state),
-                "reason": cut(view.reason, LONG), "faults": faults.fitting(view.kind.value), "history": list(self.history.get(role, ())),
+                "reason": cut(view.reason, LONG), "faults": list(offered), "seconds": offered, "history": list(self.history.get(role, ())),
                 "episodes": [recovery_text.picture(each, self) for each in self.episodes.all if role in each.record.roles][-5:]}
 
 

@@ -55,6 +55,8 @@ def show(*, run: Path | None, job: str | None, demo: bool, speed: float, address
         raise ConfigError("speed", speed, "must be 1, or left out, for a live job: only a recording (RUN or --demo) is played")
     if not 0 <= port <= _LAST_PORT:
         raise ConfigError("port", port, f"must be 0, for a free one, to {_LAST_PORT}")
+    if not address.strip():
+        raise ConfigError("address", address, "must be an address of this machine, such as 127.0.0.1 or ::1, or 0.0.0.0 for all of them")
     if "%" in address:
         raise ConfigError("address", address, "must be without a zone (what stands behind %): browsers open no such address")
     for origin in origins:

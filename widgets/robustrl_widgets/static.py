@@ -11,14 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from robustrl.core.fault_book import STAGES
+from robustrl.timeline import COLOURS
 
 from . import bars, recovery_text
 from .bars import CODES, Bar, thinned
 from .scene import Scene
 from .words import LONG, PHASES, cut, headline, seconds
 
-FILL = {bars.WORK: "#b7d8cd", bars.IDLE: "#ffffff", bars.DETECT: "#e69f00", bars.RESTART: "#cc79a7", bars.RECONNECT: "#0072b2",
-        bars.START: "#eef2f5"}
+FILL = {bars.WORK: "#b7d8cd", bars.IDLE: "#ffffff", bars.DETECT: COLOURS["detect"], bars.RESTART: COLOURS["restart"],
+        bars.RECONNECT: COLOURS["reconnect"], bars.START: "#eef2f5"}
 INK, LINE = "#1b1f24", "#d9dee4"
 HEAD = 'fill="#5c6570" font-size="10.5"'
 """Of what stands above bars."""

@@ -35,6 +35,8 @@ PHASES = {phase.value: phase.value.replace("_", " ") for phase in Phase} | {
 }
 """What each phase is called, in all views: the pages have this table too (assets.py)."""
 BROKEN = "the log breaks off"
+STUDENT = "student "
+"""Before the name of who ordered a fault."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 """With which a terminal is told to colour, to move, or what to call itself."""
 _PLUMBING = re.compile(r"ray::|Traceback \(most recent call last\)")

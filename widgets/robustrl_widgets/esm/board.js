@@ -5,14 +5,14 @@ const GROUPS = [
   ["rollouts", ["rollout"]],
 ];
 const BIG = new Set(["trainer", "rollout"]);
-const TIMED = new Set(["slow", "wedge", "full_disk", "partition", "delay", "slow_tool", "long_advantage", "long_first_token", "first_compile", "idle_rollout", "long_checkpoint"]);
 const STAGES = ["detect", "restart", "reconnect"];
-const stages_of = (run) => run.ended_for ? STAGES.slice(1) : STAGES;  // who was ended on purpose was not detected
+const stages_of = (run) => run.ended_for || run.asked ? STAGES.slice(1) : STAGES;  // who was ended on purpose was not detected
 const tone = (role) => {
-  if (role.stages && role.stages.on) return role.state === "suspect" ? "sus" : role.stages.on === "restart" ? (role.state === "failed" && !role.stages.ended_for ? "bad" : "res") : "stale again";
+  if (role.stages && role.stages.on) return role.state === "suspect" ? "sus" : role.stages.on === "restart" ? (word_of(role) === "failed" ? "bad" : "res") : "stale again";
   return { starting: "start", restarting: "res", stale: role.life > 1 ? "stale again" : "start", suspect: "sus", failed: "bad", stopped: "off", retired: "off" }[role.state] ?? "";
 };
-const phase_word = (role) => (role.state === "healthy" || role.state === "suspect" || role.state === "stale") && role.phase ? ` \u00b7 ${phase_name(role.phase)}` : "";
+const word_of = (role) => role.word ?? role.state;
+const phase_word = (role) => word_of(role) === role.state && (role.state === "healthy" || role.state === "suspect" || role.state === "stale") && role.phase ? ` \u00b7 ${phase_name(role.phase)}` : "";
 
 const over = (job) => ["done", "stopped", "failed", "unknown"].includes(job.status);  // unknown: a recording's log breaks off
 const sentence = (text) => text && !/[.!?\u2026]$/.test(text) ? `${text}.` : text ?? "";
@@ -59,26 +59,26 @@ function render({ model, el }) {
   };
   const draw_say = (picture) => {
     const job = picture.head, count = Object.keys(picture.roles ?? {}).length, ill = job.ill ?? [];
-    const well = count - ill.length;
+    const starting = job.starting ?? [], away = Object.entries(job.away ?? {}), well = count - ill.length - starting.length - away.length;
     let text;
     if (view.silent()) text = [h("b", {}, "How it was when it was last heard of: "), `${job.status}, optimizer step ${job.step}, ${well} of ${count} roles well.`];
     else if (job.lost) text = [h("b", {}, `The job broke off after optimizer step ${job.step}`), `: ${sentence(job.reason)}`];
     else if (picture.broken) text = [h("b", {}, "How it was when the log breaks off: "), `optimizer step ${job.step} of ${job.steps || "?"}, ${well} of ${count} roles well. What became of it is not known.`];
     else if (over(job)) {
-      const healed = job.recoveries ? ` ${job.recoveries} ${job.recoveries === 1 ? "failure" : "failures"} on the way.` : "";
+      const healed = job.failures ? ` ${job.failures} ${job.failures === 1 ? "failure" : "failures"} on the way.` : "";
       text = [h("b", {}, `The job is ${job.status}`), ` at optimizer step ${job.step}.${healed} ${job.status === "failed" ? sentence(job.reason) : ""}`];
     } else if (!count) text = [h("b", {}, "Starting: "), "the first roles are on their way."];
     else if (ill.length) {
       const ended = ill.filter((name) => picture.roles[name].stages?.ended_for), failed = ill.filter((name) => !ended.includes(name));
       const parts = failed.slice(0, 3).flatMap((name, index) => {
         const role = picture.roles[name], stage = role.stages?.on;
-        return [index ? ", " : "", h("b", {}, name), stage === "detect" ? " is suspected" : stage === "reconnect" ? " is back and reconnects" : " failed and is restarted"];
+        return [index ? ", " : "", h("b", {}, name), stage === "detect" ? " is suspected" : stage === "reconnect" ? " is back and reconnects" : role.stages?.asked && word_of(role) !== "failed" ? " is started again" : " failed and is restarted"];
       });
       if (failed.length > 3) parts.push(` and ${failed.length - 3} more`);
       if (ended.length) parts.push(parts.length ? "; " : "", `${ended.length} ${ended.length === 1 ? "role is" : "roles are"} started anew because of it`);
       text = [...parts, !ended.length || well ? `. The other ${well} roles go on.` : "."];
     } else if (job.status === "starting") text = [h("b", {}, `${count} ${count === 1 ? "role" : "roles"}`), count === 1 ? " is starting." : " are starting."];
-    else text = [h("b", {}, `All ${count} roles are well.`), ["STUDENT", "INSTRUCTOR"].includes(model.get("right")) ? " Click one to see what it did, or to make it fail." : " Click one to see what it did."];
+    else text = [...(starting.length || away.length ? [h("b", {}, [...starting.map((name) => `${name} is starting`), ...away.map(([name, word]) => `${name} is ${word}`)].join(", ")), `. The other ${well} roles go on.`] : [h("b", {}, `All ${count} roles are well.`)]), ["STUDENT", "INSTRUCTOR"].includes(model.get("right")) ? " Click one to see what it did, or to make it fail." : " Click one to see what it did."];
     say.className = `say ${view.silent() ? "" : ["done", "stopped", "unknown"].includes(job.status) ? "ended" : ill.length || job.status === "failed" ? "ill" : ""}`;
     say.replaceChildren(...text);
     more.style.display = job.details && over(job) ? "" : "none";
@@ -138,8 +138,8 @@ function render({ model, el }) {
         now = role;
         element.className = `role ${big ? "" : "mini"} ${tone(role)} ${selected === name ? "open" : ""}`;
         element.title = `${name}: ${role.what}`;
-        element.setAttribute("aria-label", `${name}, ${role.state}${phase_word(role)}`);
-        set_text(word, big ? role.state + phase_word(role) : role.state === "healthy" && role.version !== undefined ? `healthy \u00b7 v${role.version}` : role.state);
+        element.setAttribute("aria-label", `${name}, ${word_of(role)}${phase_word(role)}`);
+        set_text(word, big ? word_of(role) + phase_word(role) : word_of(role) === "healthy" && role.version !== undefined ? `healthy \u00b7 v${role.version}` : word_of(role));
         set_text(life, role.life > 1 || big ? `life ${role.life}` : "");
         if (big) {
           const pulling = Object.values(shown?.pulls ?? {}).some((pull) => pull.to === name && pull.over < 0);
@@ -239,9 +239,10 @@ function render({ model, el }) {
   let acting = null;
   const draw_role = (role) => {
     set_text(about, `${role?.what ?? ""} (process ${role?.pid ?? "?"}${role?.dead ? ", which has ended" : ""})`);
-    const closed = acting ? shown.head.closed : "";
-    for (const each of acting?.childNodes ?? []) each.disabled = Boolean(closed) || each.busy === true;
-    set_text(why, closed ? `${closed[0].toUpperCase()}${closed.slice(1)}: no fault can be injected any more.` : "");
+    // What is offered is what would be accepted (commands.py): a student has one fault at a time.
+    const closed = acting ? shown.head.closed : "", mine = acting && !closed && model.get("right") === "STUDENT" ? shown.busy?.[model.get("me")] : undefined;
+    for (const each of acting?.childNodes ?? []) each.disabled = Boolean(closed) || mine !== undefined || each.busy === true;
+    set_text(why, closed ? `${closed[0].toUpperCase()}${closed.slice(1)}: no fault can be injected any more.` : mine !== undefined ? `One at a time: your fault #${mine} is not over yet.` : "");
   };
   const refresh_history = async () => {
     const name = selected, answer = await view.ask("inspect", { role: name });
@@ -278,7 +279,7 @@ function render({ model, el }) {
       const button = h("button", { class: "danger", onclick: async () => {
         const sure = button.classList.contains("sure");
         button.disabled = button.busy = true;
-        const answer = await view.ask("inject", { kind: kind(), target: name, seconds: TIMED.has(kind()) ? 10 : null, ...(sure ? { sure: true } : {}) });
+        const answer = await view.ask("inject", { kind: kind(), target: name, seconds: detail.seconds?.[kind()] ?? null, ...(sure ? { sure: true } : {}) });
         button.busy = false;
         draw_role(shown.roles[name]);
         button.classList.toggle("sure", Boolean(answer.confirm));

@@ -3,10 +3,10 @@ const OUTCOMES = { not_fired: "never fired", refused: "refused", vanished: "its 
 const MARKS = ["planned", "injected", "detected", "recovered", "confirmed"];
 
 function render({ model, el }) {
-  let shown = null, choices = "", told = null;
+  let shown = null, choices = "", told = null, meant = 10;
   const cards = h("div", { class: "cards" }), said = h("p", { class: "answer", role: "status" });
   const pick = (label, ...options) => h("label", {}, label, h("select", { "aria-label": label }, options));
-  const kind = pick("fault"), target = pick("role"), when = pick("when"), length = h("input", { type: "number", min: "0", step: "1", value: "10", "aria-label": "seconds", style: { width: "64px" } }), lasting = h("label", {}, "seconds", length), hidden = h("input", { type: "checkbox" });
+  const kind = pick("fault"), target = pick("role"), when = pick("when"), length = h("input", { type: "number", min: "0", step: "1", value: "10", "aria-label": "seconds", oninput: () => { meant = Number(length.value); }, style: { width: "64px" } }), lasting = h("label", {}, "seconds", length), hidden = h("input", { type: "checkbox" });
   const values = { kind: kind.lastChild, target: target.lastChild, when: when.lastChild };
   const order = h("button", { class: "danger", onclick: () => inject() }, "Inject");
   const presets = pick("or a schedule, or an incident"), preset = presets.lastChild;
@@ -38,7 +38,7 @@ function render({ model, el }) {
   const fill = () => {
     const first = { rollout: 0, trainer: 1 }, place = (role) => first[shown.roles[role]] ?? 2;
     const roles = Object.keys(shown.roles ?? {}).sort((a, b) => place(a) - place(b) || a.localeCompare(b, "en", { numeric: true })), catalogue = Object.entries(shown.catalogue ?? {}).filter(([, about]) => !student() || about.for_students);
-    const wanted = JSON.stringify([roles, catalogue, shown.presets]);
+    const wanted = JSON.stringify([roles, catalogue, shown.presets, shown.longest]);
     if (wanted === choices) return;
     choices = wanted;
     ordered(values.kind, catalogue.map(([name, about]) => option(name, about.benign ? `${name} (benign)` : name, about.words)));
@@ -47,14 +47,18 @@ function render({ model, el }) {
     preset.onchange();
     const targets = () => {
       const about = shown.catalogue?.[values.kind.value] ?? { kinds: [] };
-      const fits = roles.filter((role) => about.kinds.includes(shown.roles[role]));
+      const most = shown.longest?.[values.kind.value];
+      const fits = roles.filter((role) => about.kinds.includes(shown.roles[role]) && (!most || shown.roles[role] in most));
       ordered(values.target, fits.map((role) => option(role)));
       const phases = [...new Set(fits.flatMap((role) => shown.phases?.[shown.roles[role]] ?? []))];
       ordered(values.when, [option("now"), ...phases.map((phase) => option(`phase ${phase}`, `in phase ${phase_name(phase)}`)), ...[1, 2, 5].map((ahead) => option(`ahead ${ahead}`, `${ahead} step${ahead > 1 ? "s" : ""} from now`))]);
       values.kind.title = about.words ?? "";
       lasting.style.display = about.timed ? "" : "none";
+      fit_length();
     };
+    const fit_length = () => { length.value = String(Math.min(meant, shown.longest?.[values.kind.value]?.[shown.roles[values.target.value]] ?? meant)); };
     values.kind.onchange = targets;
+    values.target.onchange = fit_length;
     targets();
   };
   const tell = (answer) => {

@@ -16,7 +16,7 @@ function render({ model, el }) {
     const short = PARTS.filter(([name]) => typeof took[name] === "number" && took[name] <= 0.2 * total).map(([name]) => `${name} ${span(took[name])}`);
     return h("div", { class: "report" }, h("h3", {}, `${one.role}: ${words}`, " ", h("span", { class: "mut" }, `#${one.n}${one.rule ? `, rule ${one.rule}` : ""}`)),
       h("div", { class: "split" }, bars), short.length ? h("p", { class: "mut" }, short.join(", ")) : null, h("p", {}, h("b", {}, "Seen: "), one.seen), h("p", {}, h("b", {}, "Done: "), one.done, " ", one.moved ?? ""),
-      h("p", {}, one.meanwhile), one.full ? h("p", {}, h("b", {}, "Instead: "), one.full) : null, one.blind ? h("p", { class: "mut" }, `Blind spot of the rule: ${one.blind}`) : null);
+      one.meanwhile ? h("p", {}, one.meanwhile) : null, one.full ? h("p", {}, h("b", {}, "Instead: "), one.full) : null, one.blind ? h("p", { class: "mut" }, `Blind spot of the rule: ${one.blind}`) : null);
   };
   return () => view.close();
 }
