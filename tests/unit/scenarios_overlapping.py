@@ -231,12 +231,12 @@ def _node_agent_dies_then_its_rollout_stops(d: random.Random) -> Scenario:
 
 @scenario
 def _trainer_stops_while_the_host_does_not_run(d: random.Random) -> Scenario:
-    """The gap condemns nobody, and excuses nobody for long."""
+    """The gap condemns nobody, and excuses nobody for long: counted from the stop, for that waits for its phase, maybe beyond the gap."""
     at, gap = d.uniform(10, 12), d.uniform(4, 20)
     return Scenario(
         "",
         (Fault("freeze", "host", at=at, seconds=gap), Fault("freeze", "trainer-0", at=at + d.uniform(0.2, 3.0), phase="train")),
-        must=(Must("trainer-0", within=(gap, "trainer.no_compute", 0.2), fault=0),),
+        must=(Must("trainer-0", within=(gap, "trainer.no_compute", 0.2), fault=1),),
         seconds=55,
         shape={**QUICK, "micro_batches": 20, "staleness": 1},
     )
@@ -248,7 +248,7 @@ def _rollout_stops_while_the_supervisor_does_not_run(d: random.Random) -> Scenar
     return Scenario(
         "",
         (Fault("freeze", "supervisor", at=at, seconds=gap), Fault("freeze", "rollout-0", at=at + 0.1, phase="decode")),
-        must=(Must("rollout-0", within=(gap, *SILENT_ROLLOUT, 0.2), fault=0),),
+        must=(Must("rollout-0", within=(gap, *SILENT_ROLLOUT, 0.2), fault=1),),
         may=("supervisor",),
         seconds=60,
         shape=BUSY,
