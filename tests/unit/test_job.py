@@ -428,6 +428,7 @@ def test_asyncio_programs_wait_without_blocking_their_loop(start):
             beating = asyncio.create_task(heart())
             with pytest.raises(WaitTimeout):
                 await job.aio.wait(step=1, timeout=0.3)
+            meanwhile = beats
             waiting = asyncio.create_task(job.aio.wait())
             await asyncio.sleep(0.05)
             waiting.cancel()
@@ -438,9 +439,9 @@ def test_asyncio_programs_wait_without_blocking_their_loop(start):
             await job.aio.pause()
             beating.cancel()
         assert job.status == "stopped"
-        return beats
+        return meanwhile
 
-    assert asyncio.run(program()) > 20
+    assert asyncio.run(program()) > 3, "a loop that is blocked makes one"
 
 
 def test_the_handle_works_inside_a_running_loop_as_in_a_notebook(start):
