@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ from pathlib import Path
 from robustrl.job import Job
 from robustrl.runtime.processes import MARK
 from robustrl.runtime.ray_clusters import found_here
+
+_DEADLINE = 60.0
+"""Seconds for the driver to start, and to end."""
 
 
 @contextmanager
@@ -26,11 +30,21 @@ def idle_actor(job: Job) -> Iterator[int]:
     command = [sys.executable, "-m", __name__, address]
     with subprocess.Popen(command, env=os.environ | ours, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdin and driver.stdout
+        late = threading.Timer(_DEADLINE, driver.kill)
+        late.start()
         try:
-            yield int(driver.stdout.readline())
+            pid = driver.stdout.readline()
+            late.cancel()
+            if not pid:
+                raise RuntimeError(f"no idle actor in the cluster at {address} within {_DEADLINE:g} s: its driver has ended")
+            yield int(pid)
         finally:
+            late.cancel()
             driver.stdin.close()
-            driver.wait(30)
+            try:
+                driver.wait(_DEADLINE)
+            except subprocess.TimeoutExpired:
+                driver.kill()
 
 
 def main(address: str) -> None:

@@ -21,7 +21,7 @@ from robustrl_widgets.feed import Feed
 from robustrl_widgets.scene import Scene
 from robustrl_widgets.sources import LiveRun, RecordedRun
 from robustrl_widgets.words import PHASES
-from views_log import FakeJob, back, failing_log, full_restart
+from views_log import FakeJob, back, continued, failing_log, full_restart
 
 from robustrl.core import events as ev
 
@@ -737,7 +737,7 @@ return [before, told()];
 
 def test_a_recovery_that_did_not_end_well_is_told_in_words(tmp_path: Path) -> None:
     log = failing_log()
-    log = _written(log, ev.EndDecided(status="failed", reason="so"), ev.RunEnded(status="failed", reason="so", wall=1.0))
+    log = continued(log, ev.EndDecided(status="failed", reason="so"), ev.RunEnded(status="failed", reason="so", wall=1.0))
     told, well = _page(tmp_path, "recovery", """
 const look = () => it.root.find(".report").find("h3") ?? it.root.find(".report").children[0];
 it.show(ended);
@@ -746,12 +746,3 @@ it.show(back);
 return [told, look().textContent];
 """, ended=_picture("recovery", log), back=_picture("recovery", back(failing_log())))  # fmt: skip
     assert told.startswith("rollout-1: not recovered when the job ended") and well.startswith("rollout-1: back after ")
-
-
-def _written(entries: list[ev.Entry], *more: ev.Event) -> list[ev.Entry]:
-    log = Writer()
-    for entry in entries:
-        log.write(entry.source, entry.event)
-    for event in more:
-        log.write("host", event)
-    return log.entries

@@ -18,7 +18,7 @@ from robustrl_widgets.scene import VIEWS, Scene, _add_cause
 from robustrl_widgets.sources import load_entries
 from robustrl_widgets.words import LONG, PHASES, count, cut, headline, in_phases, seconds
 from story import Story
-from views_log import back, failing_log, full_restart
+from views_log import back, continued, failing_log, full_restart
 
 from robustrl.core import events as ev
 from robustrl.core.detection import Detector
@@ -438,7 +438,7 @@ def test_a_role_that_was_suspect_is_ended_all_the_same():
 
 def test_a_life_that_dies_on_its_way_back_leaves_the_first_failure_as_it_was():
     """It was drawn as one detection that reached back to before the first failure."""
-    log = _written(failing_log(), ev.ProcessExited(role="rollout-1", incarnation=2, pid=999, cause="pidfd", last_lines=[]),
+    log = continued(failing_log(), ev.ProcessExited(role="rollout-1", incarnation=2, pid=999, cause="pidfd", last_lines=[]),
                    ev.RoleStateChanged(role="rollout-1", incarnation=2, old="restarting", new="failed", reason="exited"))
     before, after = _bars(_scene(failing_log()), "rollout-1"), _bars(_scene(log), "rollout-1")
     assert before == after and [bar[2] for bar in after][-2:] == [lanes.DETECT, lanes.RESTART]
@@ -566,15 +566,6 @@ def _played(entries: list[ev.Entry]) -> Scene:
     return scene
 
 
-def _written(entries: list[ev.Entry], *more: ev.Event) -> list[ev.Entry]:
-    log = Writer()
-    for entry in entries:
-        log.write(entry.source, entry.event)
-    for event in more:
-        log.write("host", event)
-    return log.entries
-
-
 def test_a_recording_whose_log_breaks_off_says_so_at_its_end_and_not_that_the_job_is_running():
     log = failing_log()
     before = _scene(log[:-1])
@@ -616,15 +607,15 @@ def test_where_a_log_breaks_off_the_clock_is_told_if_the_log_knows_it(wall, cloc
 
 def test_only_a_log_with_the_end_of_the_job_in_it_does_not_break_off():
     assert not _played(made_log()).broken and _played(made_log()).status == "done"
-    resumed = _written(made_log(), ev.RunResumed(host_pid=6, wall=2.0))
+    resumed = continued(made_log(), ev.RunResumed(host_pid=6, wall=2.0))
     assert "its last entry is run_resumed." in _played(resumed).broken
-    decided = _written(failing_log(), ev.EndDecided(status="done", reason=""))
+    decided = continued(failing_log(), ev.EndDecided(status="done", reason=""))
     assert "That it should end as done had been decided." in _played(decided).broken
 
 
 def test_of_a_fault_that_was_planned_when_the_log_breaks_off_nobody_says_that_it_never_fired():
     plan = ev.FaultPlanned(fault=1, kind="kill", target="rollout-0", when="now", benign=False, options={})
-    scene = _played(_written(failing_log(), plan))
+    scene = _played(continued(failing_log(), plan))
     card = scene.picture("faults", scene.t)["cards"]["1"]
     assert (card["outcome"], card["reason"], card["never"]) == ("unknown", "the log breaks off", False)
 

@@ -45,6 +45,16 @@ def back(entries: list[ev.Entry], rollout: str = "rollout-1") -> list[ev.Entry]:
     return log.entries
 
 
+def continued(entries: list[ev.Entry], *more: ev.Event) -> list[ev.Entry]:
+    """The same log, and what the host says after that."""
+    log = Writer()
+    for entry in entries:
+        log.write(entry.source, entry.event)
+    for event in more:
+        log.write("host", event)
+    return log.entries
+
+
 def full_restart() -> list[ev.Entry]:
     """Owing to trainer-0; until all roles are back."""
     begun = failing_log()

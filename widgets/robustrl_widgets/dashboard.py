@@ -167,10 +167,11 @@ class _Session:
             self._schedule()  # after all that Panel itself does about it
 
     def _flush(self) -> None:
-        with self._lock:
-            self._scheduled = False
         if self._drawn:
             self._hand_over()
+            return
+        with self._lock:
+            self._scheduled = False
 
     def _hand_over(self) -> None:
         with self._lock:

@@ -109,8 +109,7 @@ class Scene:
                     why = "to be started again" if failed.asked else f"all roles are started anew because of {failed.record.role}"
                     self._note(t, role, "doing", f"ended: {why}")
                 elif failed and (role, incarnation) != (failed.record.role, failed.record.incarnation):
-                    first = (role, incarnation) in {(member, life) for member, life, _ in failed.record.lives}
-                    how = "failed as well" if first else "failed on its way back"
+                    how = "failed as well" if failed.began_with(role, incarnation) else "failed on its way back"
                     self._say(t, role, "bad", f"{role} {how}: {reason}")
                 elif failed:
                     self._say(t, role, "bad", f"{recovery_text.seen(failed)} {failed.noticed}".strip())
