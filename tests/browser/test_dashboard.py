@@ -17,7 +17,7 @@ import pytest
 
 import robustrl
 from robustrl.job import Job
-from tests.browser.conftest import ARTIFACTS, Seen, running_lab
+from tests.browser.conftest import ARTIFACTS, COMEBACK, Seen, running_lab
 from tests.browser.test_notebook import _until
 from tests.browser.test_views import _CATCH_UP, _MARGIN, _card, _same_within, _stage
 from tests.live.conftest import assert_clean
@@ -69,7 +69,7 @@ def _kill_and_watch(view: Any, board: Any, name: str) -> None:
 
 def _watch_it_heal(view: Any, board: Any, name: str, life: int, version: int) -> None:
     card, faults = _card(board, "rollout-1"), view.locator(".rrl-faults .fault").first
-    _until(view, "reconnect on the card", lambda: _stage(card, "reconnect"), 60.0)
+    _until(view, "reconnect on the card", lambda: _stage(card, "reconnect"), COMEBACK)
     _until(view, "rollout-1 to be healthy", lambda: "healthy" in card.inner_text() and f"life {life}" in card.inner_text(), 60.0)
     _until(view, "the fault to be confirmed", lambda: faults.locator(".steps .on").count() == 5, 30.0)
     _until(view, "newer versions", lambda: int(card.locator(".version").inner_text().lstrip("v").split(",")[0]) > version, 30.0)
@@ -77,7 +77,7 @@ def _watch_it_heal(view: Any, board: Any, name: str, life: int, version: int) ->
     view.screenshot(path=str(ARTIFACTS / f"{name}-healed.png"), full_page=True)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_who_reloads_opens_a_second_tab_or_comes_late_sees_the_same_recovery(job: Job, page: tuple[Any, Seen]) -> None:
     view, seen = page
     with _Dashboard(job.name) as links:

@@ -16,7 +16,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.browser.conftest import ARTIFACTS, Lab, Seen
+from tests.browser.conftest import ARTIFACTS, COMEBACK, Lab, Seen
 from tests.browser.test_notebook import _kernel, _until
 
 _NAME = "views.ipynb"
@@ -38,14 +38,14 @@ _MARGIN = 3.0
 
 @pytest.fixture
 def notebook(lab: Lab) -> Lab:
-    cells = ["from pathlib import Path", _START, "job.wait(step=2, timeout=150)", _BUSY.format(seconds=90), "job.stop()"]
+    cells = ["from pathlib import Path", _START, "job.wait(step=2, timeout=150)", _BUSY.format(seconds=2 * COMEBACK), "job.stop()"]
     made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     made.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(made, lab.folder / _NAME)
     return lab
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_rollout_killed_by_its_button_while_a_cell_is_busy_comes_back_before_ones_eyes(notebook: Lab, page: tuple[Any, Seen]) -> None:
     view, seen = page
     view.goto(f"{notebook.url}/lab/tree/{_NAME}?token={notebook.token}", timeout=60_000)
@@ -65,7 +65,7 @@ def test_a_rollout_killed_by_its_button_while_a_cell_is_busy_comes_back_before_o
     card.click()
     board.get_by_role("button", name="Kill", exact=True).click(timeout=10_000)
     for stage in ("restart", "reconnect"):
-        _until(view, f"{stage} on the card", lambda stage=stage: _stage(card, stage), 60.0)
+        _until(view, f"{stage} on the card", lambda stage=stage: _stage(card, stage), COMEBACK)
         _photograph(view, board, f"lab-{stage}")
     _until(view, "rollout-1 to be healthy", lambda: "healthy" in card.inner_text() and "life 2" in card.inner_text(), 60.0)
     assert view.locator(".jp-InputPrompt", has_text="[*]").count() == 1, "all this happened while the cell ran"
