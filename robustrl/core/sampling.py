@@ -1,5 +1,8 @@
 """What a node agent logs of one role: the change of what matters, and a sign of life once a second. Pure: time and readings are passed in.
 
+What matters is the phase, a trainer's step and a mark that an age has passed: what detection decides by. What other roles say of steps and
+versions, their own events have told before; their samples repeat it with the next sign of life.
+
 All ages are differences on the agent's own clock, so a clock that is wrong by seconds changes nothing, nor does one that is set
 meanwhile. *Marks* are the limits that the detector holds against the ages of this role: the first look that finds an age past a mark is
 logged, so a limit is acted on at most one look after it was passed; without marks, at the next keep-alive. Correctness never depends on
@@ -14,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from . import events as ev
-from .roles import QUIET, Phase
+from .roles import QUIET, Phase, RoleId, RoleKind
 from .thresholds import KEEP_ALIVE, SAMPLING
 
 _WINDOW = 1.0
@@ -74,6 +77,7 @@ class Sampler:
 
     def __init__(self, role: str, incarnation: int, floor: float = 0.05, marks: Iterable[float] = ()) -> None:
         self.role, self.incarnation = role, incarnation
+        self._trains = RoleId.parse(role).kind is RoleKind.TRAINER
         self._meter = ActivityMeter(floor)
         self._marks: list[float] = []
         self._key: tuple[object, ...] = ()
@@ -119,7 +123,7 @@ class Sampler:
         marks, loop_age = self._marks, round(loop_age, 4)
         phase_age, active_age = round(now - self._phase_since, 4), round(now - self._meter.last, 4)
         progress_age = round(now - self._progress_since, 4)
-        key: tuple[object, ...] = spell, step, version, bisect_right(marks, loop_age)
+        key: tuple[object, ...] = spell, step if self._trains else None, bisect_right(marks, loop_age)
         if phase not in QUIET and spell != "serve":
             passed = bisect_right(marks, phase_age), bisect_right(marks, active_age), bisect_right(marks, progress_age)
             key += (*passed, active_age >= _WENT_QUIET)

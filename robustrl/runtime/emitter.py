@@ -27,10 +27,12 @@ class Emitter:
         self._thread = threading.Thread(target=self._run, name="emitter", daemon=True)
         self._thread.start()
 
-    def emit(self, event: ev.Event) -> None:
+    def emit(self, *events: ev.Event) -> None:
+        """Those of one call leave in one batch, as far as one holds them."""
         with self._changed:
-            self._n += 1
-            self._queue.append(ev.Emitted(self._source, self._incarnation, self._n, time.monotonic(), event))
+            for event in events:
+                self._n += 1
+                self._queue.append(ev.Emitted(self._source, self._incarnation, self._n, time.monotonic(), event))
             self._changed.notify_all()
 
     def flush(self, timeout: float) -> None:

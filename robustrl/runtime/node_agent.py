@@ -37,7 +37,7 @@ class NodeAgent(Role):
         super().__init__(spec)
         # not in on_open: whoever starts beside a later life of the agent calls it as soon as its process is there
         self._processes: dict[tuple[str, int], ProcessId] = {}
-        self._sensors = Sensors(on_exit=self.emit, on_sample=self.emit)
+        self._sensors = Sensors(on_exit=self.emit, on_samples=self.emit)
         self._hand = Hand(self.emit)
 
     async def on_open(self) -> None:

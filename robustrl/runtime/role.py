@@ -221,8 +221,8 @@ class Role:
         self.host.close()
         return {}
 
-    def emit(self, event: ev.Event) -> None:
-        self.emitter.emit(event)
+    def emit(self, *events: ev.Event) -> None:
+        self.emitter.emit(*events)
 
     async def disturb(self, order: Order) -> None:
         """A fault that only this process can make: in this event loop, or where its work loop passes by."""

@@ -34,10 +34,12 @@ log = logging.getLogger("sensors")
 
 
 class Sensors:
-    """``on_exit`` gets a ProcessExited, ``on_sample`` a RoleSample, both in the thread of the sensors, which ends with ``close``."""
+    """``on_exit`` gets a ProcessExited, ``on_samples`` the RoleSamples of one look, both in the thread of the sensors, which ends with
+    ``close``.
+    """
 
-    def __init__(self, on_exit: Callable[[ProcessExited], None], on_sample: Callable[[RoleSample], None], period: float = 0.1) -> None:
-        self._on_exit, self._on_sample, self.period = on_exit, on_sample, period
+    def __init__(self, on_exit: Callable[[ProcessExited], None], on_samples: Callable[..., None], period: float = 0.1) -> None:
+        self._on_exit, self._on_samples, self.period = on_exit, on_samples, period
         self._watched: dict[int, _Watched] = {}
         """By pidfd."""
         self._floor, self._marks = _FLOOR, dict[str, tuple[float, ...]]()
@@ -124,6 +126,7 @@ class Sensors:
             progress=progress))
 
     def _sample_all(self, now: float) -> None:
+        samples: list[RoleSample] = []
         for watched in self._watched.values():
             try:
                 sample = watched.sample(now)
@@ -135,7 +138,9 @@ class Sensors:
                     watched.complained = True
                 continue
             if sample is not None:
-                self._on_sample(sample)
+                samples.append(sample)
+        if samples:
+            self._on_samples(*samples)
 
 
 class _Watched:

@@ -23,7 +23,14 @@ class _Watch:
 
     def __init__(self, folder):
         self.folder, self.exits, self.samples, self.children, self.pages = folder, queue.Queue(), queue.Queue(), [], {}
-        self.sensors = Sensors(on_exit=lambda e: self.exits.put((time.monotonic(), e)), on_sample=self.samples.put)
+        self.looks = []
+        self.sensors = Sensors(on_exit=lambda e: self.exits.put((time.monotonic(), e)), on_samples=self._take)
+
+    def _take(self, *samples):
+        """Of one look."""
+        self.looks.append([sample.role for sample in samples])
+        for sample in samples:
+            self.samples.put(sample)
 
     def role(self, name, incarnation=1, log_path=""):
         child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
@@ -103,10 +110,10 @@ def test_changes_are_sampled_and_progress_alone_is_none(watch):
     watch.samples.get(timeout=5)  # the sign of life of a whole second: the next one is as far away as can be
     page.update(progress=5, pending=3)
     assert watch.drain(0.5) == []
-    for change in ({"step": 4}, {"version": 4}):
-        watch.samples.get(timeout=5)
-        page.update(**change)
-        assert len(watch.drain(0.4)) == 1
+    watch.samples.get(timeout=5)
+    page.update(step=4)
+    assert len(watch.drain(0.4)) == 1
+    page.update(version=4)
     page.phase = Phase.TRAIN
     sample = watch.samples.get(timeout=5)
     assert (sample.phase, sample.progress, sample.pending, sample.step, sample.version) == ("train", 5, 3, 4, 4)
@@ -120,6 +127,14 @@ def test_a_role_at_rest_is_kept_alive_once_a_second(watch):
     found = watch.drain(3.3)
     assert len(found) == 3, (time.monotonic() - start, found)
     assert found[-1].loop_age - found[0].loop_age == pytest.approx(2.0, abs=0.3)
+
+
+def test_the_samples_of_one_look_come_together(watch):
+    names = [f"rollout-{i}" for i in range(4)]
+    for name in names:
+        watch.role(name)
+    watch.drain(3.3)
+    assert watch.looks.count(names) >= 3
 
 
 def test_a_stopped_role_is_no_dead_one(watch):

@@ -11,8 +11,8 @@ from robustrl.core.sampling import ActivityMeter, Sampler
 class Looker:
     """Looks at a role every 0.1 s; what the role shows is set between looks."""
 
-    def __init__(self, marks: tuple[float, ...] = (), start: float = 100.0) -> None:
-        self.sampler = Sampler("trainer-0", 1, marks=marks)
+    def __init__(self, marks: tuple[float, ...] = (), start: float = 100.0, role: str = "trainer-0") -> None:
+        self.sampler = Sampler(role, 1, marks=marks)
         self.shown = {"phase": Phase.TRAIN, "progress": 1, "pending": 3, "step": 1, "version": 0, "loop_age": 0.0}
         self.cpu, self.ticks, self.start = 0.0, 0, start
         self.logged = []
@@ -38,11 +38,21 @@ def test_a_healthy_role_is_logged_once_a_second():
     assert looker.times() == [0.1, 1.0, 2.0, 3.0, 4.0, 5.0], "at whole seconds of the agent's clock: those of all its roles at once"
 
 
-@pytest.mark.parametrize("change", [{"phase": Phase.OPTIMIZER}, {"step": 2}, {"version": 1}])
-def test_a_change_is_logged_at_once(change):
-    looker = Looker().look(3)
+@pytest.mark.parametrize(("role", "change"), [("trainer-0", {"phase": Phase.OPTIMIZER}), ("trainer-1", {"step": 2}),
+                                              ("rollout-0", {"phase": Phase.PULL}), ("task_runner", {"phase": Phase.IDLE})])
+def test_a_change_that_detection_decides_by_is_logged_at_once(role, change):
+    looker = Looker(role=role).look(3)
     looker.look(progress=2, **change)
     assert looker.times() == [0.1, 0.4]
+
+
+@pytest.mark.parametrize(("role", "change"), [("trainer-0", {"version": 1}), ("rollout-0", {"version": 1}),
+                                              ("state_keeper-0", {"step": 2, "version": 1}), ("task_runner", {"step": 2})])
+def test_a_step_or_version_that_another_event_tells_waits_for_the_next_sign_of_life(role, change):
+    looker = Looker(role=role).look(3)
+    looker.look(10, **change)
+    assert looker.times() == [0.1, 1.0]
+    assert {name: getattr(looker.logged[-1][1], name) for name in change} == change
 
 
 @pytest.mark.parametrize("phases", [(Phase.PREFILL, Phase.DECODE), (Phase.RUNNING, Phase.IDLE)])

@@ -156,6 +156,23 @@ def test_an_emitter_goes_on_after_a_host_that_was_silent_for_a_while(host):
     client.close()
 
 
+def test_events_of_one_call_leave_in_one_batch(host):
+    from robustrl.runtime.emitter import Emitter
+
+    client = wire.HostClient(host.address, kind="role")
+    emitter, batches, send = Emitter(client, "rollout-0", 1), [], client.emit
+
+    def counted(batch, timeout):
+        batches.append([emitted.n for emitted in batch])
+        send(batch, timeout)
+
+    client.emit = counted
+    emitter.emit(ev.WarningRaised(text="1"), ev.WarningRaised(text="2"), ev.WarningRaised(text="3"))
+    emitter.flush(5)
+    assert batches == [[1, 2, 3]]
+    client.close()
+
+
 def test_the_end_of_the_connection_reaches_waiting_calls_and_the_callback_once(host):
     ends, gone = [], threading.Event()
 
