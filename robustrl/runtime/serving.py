@@ -13,6 +13,7 @@ from ..core.lifecycle import STOPPED
 from ..core.placement import place_another
 from ..core.recovery import MODES, STANDBYS
 from ..core.roles import RoleId, RoleKind, RoleState
+from ..core.thresholds import LEAST
 from ..errors import ConfigError, JobFailed, PeerDied, RobustRLError, WaitTimeout
 from . import injecting, wire
 from .role import Peer, actor_name
@@ -24,7 +25,9 @@ log = logging.getLogger("host")
 _DIGESTS = 64
 """Versions whose digest is told to a state keeper in a later life."""
 _NOT_URGENT = (ev.TrajectoriesStarted, ev.TrajectoriesFinished, ev.TokensJournalled, ev.PullStarted, ev.PullProgress, ev.StepMetrics)
-"""Most entries of a log. They wait for one that somebody may have to act on: a reader is woken for many at once."""
+"""Most entries of a log. They wait for one that somebody may have to act on: a reader is woken for many at once. So does a sample of a role
+whose phase has just begun: no limit is that short.
+"""
 _WAITS = 0.05
 """Seconds, at most."""
 _LINES = 1000
@@ -41,7 +44,8 @@ class Outbox:
     def put(self, item: bytes | wire.Result | None, event: ev.Event | None = None) -> None:
         self._items.append(item)
         self._some.set()
-        if not isinstance(event, _NOT_URGENT):
+        new_phase = isinstance(event, ev.RoleSample) and max(event.phase_age, event.loop_age) < LEAST
+        if not (new_phase or isinstance(event, _NOT_URGENT)):
             self._urgent.set()
 
     async def get(self) -> list[bytes | wire.Result | None]:

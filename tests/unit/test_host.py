@@ -157,6 +157,24 @@ def test_whatever_the_roles_ask_for_is_a_verb_of_the_host() -> None:
     assert asked and asked <= set(Serving._VERBS)
 
 
+@pytest.mark.parametrize(("ages", "urgent"),
+                         [({}, False), ({"phase_age": 0.29}, False), ({"phase_age": 0.3}, True), ({"loop_age": 0.3}, True)])
+def test_a_sample_is_urgent_once_a_limit_may_have_passed(ages: dict[str, float], urgent: bool) -> None:
+    names = "progress", "pending", "step", "version", "cpu", "phase_age", "active_age", "progress_age", "loop_age", "lag"
+    sample = ev.RoleSample(role="trainer-0", incarnation=1, phase="train", process="S", **dict.fromkeys(names, 0) | ages)
+
+    async def scenario() -> None:
+        outbox = Outbox()
+        outbox.put(b"1", sample)
+        reader = asyncio.ensure_future(outbox.get())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert reader.done() == urgent
+        assert await reader == [b"1"]
+
+    asyncio.run(scenario())
+
+
 def test_what_nobody_has_to_act_on_waits_for_something_urgent_but_not_for_long() -> None:
     started = ev.TrajectoriesStarted(ids=[1], batch=1, group=0, rollout="rollout-0", version=0)
 
