@@ -1,7 +1,8 @@
 """What a node agent logs of one role: the change of what matters, and a sign of life once a second. Pure: time and readings are passed in.
 
 What matters is the phase, a trainer's step and a mark that an age has passed: what detection decides by. What other roles say of steps and
-versions, their own events have told before; their samples repeat it with the next sign of life.
+versions, their own events have told before; their samples repeat it with the next sign of life. A trainer's phase is logged by the first
+look that finds it, any other's by the second: a rollout's short pulls and waits, several to an optimizer step, would be half of the log.
 
 All ages are differences on the agent's own clock, so a clock that is wrong by seconds changes nothing, nor does one that is set
 meanwhile. *Marks* are the limits that the detector holds against the ages of this role: the first look that finds an age past a mark is
@@ -80,7 +81,8 @@ class Sampler:
         self._trains = RoleId.parse(role).kind is RoleKind.TRAINER
         self._meter = ActivityMeter(floor)
         self._marks: list[float] = []
-        self._key: tuple[object, ...] = ()
+        self._key: tuple[tuple[object, int | None], tuple[int, int, int, int, bool]] | None = None
+        """What was logged last: phase (or spell) and step, and how many marks each age had passed."""
         self._phase: object = None
         self._looked: float | None = None
         self._woke, self._slept = -math.inf, 0.0
@@ -123,13 +125,17 @@ class Sampler:
         marks, loop_age = self._marks, round(loop_age, 4)
         phase_age, active_age = round(now - self._phase_since, 4), round(now - self._meter.last, 4)
         progress_age = round(now - self._progress_since, 4)
-        key: tuple[object, ...] = spell, step if self._trains else None, bisect_right(marks, loop_age)
+        passed = bisect_right(marks, loop_age), 0, 0, 0, False
         if phase not in QUIET and spell != "serve":
-            passed = bisect_right(marks, phase_age), bisect_right(marks, active_age), bisect_right(marks, progress_age)
-            key += (*passed, active_age >= _WENT_QUIET)
-        if key == self._key and now // KEEP_ALIVE == self._logged // KEEP_ALIVE:  # of all roles of a node at the same look: one message
+            ages = bisect_right(marks, phase_age), bisect_right(marks, active_age), bisect_right(marks, progress_age)
+            passed = passed[0], *ages, active_age >= _WENT_QUIET
+        told: tuple[object, int | None] = spell, step if self._trains else None
+        if self._key and not (self._trains or phase_age):
+            told = self._key[0]  # seen for the first time: what is over at the next look is no news
+        alive = now // KEEP_ALIVE == self._logged // KEEP_ALIVE  # of all roles of a node at the same look: one message
+        if (told, passed) == self._key and alive:
             return None
-        self._key, self._logged = key, now
+        self._key, self._logged = ((spell, told[1]), passed), now
         lag, self._lag = self._lag, 0.0
         return ev.RoleSample(
             role=self.role, incarnation=self.incarnation, phase=phase.value, progress=progress, pending=pending, step=step, version=version,

@@ -38,12 +38,34 @@ def test_a_healthy_role_is_logged_once_a_second():
     assert looker.times() == [0.1, 1.0, 2.0, 3.0, 4.0, 5.0], "at whole seconds of the agent's clock: those of all its roles at once"
 
 
-@pytest.mark.parametrize(("role", "change"), [("trainer-0", {"phase": Phase.OPTIMIZER}), ("trainer-1", {"step": 2}),
-                                              ("rollout-0", {"phase": Phase.PULL}), ("task_runner", {"phase": Phase.IDLE})])
-def test_a_change_that_detection_decides_by_is_logged_at_once(role, change):
-    looker = Looker(role=role).look(3)
+@pytest.mark.parametrize("change", [{"phase": Phase.OPTIMIZER}, {"step": 2}])
+def test_a_change_of_a_trainer_is_logged_at_once(change):
+    looker = Looker().look(3)
     looker.look(progress=2, **change)
     assert looker.times() == [0.1, 0.4]
+
+
+def test_a_phase_of_another_role_is_logged_by_the_second_look_and_one_that_is_over_by_then_never():
+    looker = Looker(role="rollout-0").look(3, phase=Phase.DECODE)
+    looker.look(1, phase=Phase.PULL).look(2, phase=Phase.DECODE)
+    assert looker.times() == [0.1], "the pull was over before anybody could act on it"
+    looker.look(3, phase=Phase.PULL)
+    assert [(t, s.phase, s.phase_age) for t, s in looker.logged[1:]] == [(0.8, "pull", pytest.approx(0.1))]
+
+
+def test_a_sign_of_life_shows_a_phase_that_has_just_begun_and_it_is_not_told_again():
+    looker = Looker(role="rollout-0").look(9, phase=Phase.DECODE)
+    looker.look(3, phase=Phase.PULL)
+    assert [(t, s.phase) for t, s in looker.logged[1:]] == [(1.0, "pull")]
+    looker.look(1, phase=Phase.DECODE).look(1, phase=Phase.PULL)
+    assert len(looker.logged) == 2
+
+
+def test_a_role_that_went_on_after_a_mark_was_passed_says_so_at_once_though_its_phase_is_new():
+    looker = Looker(marks=(2.0,), role="rollout-0").look(15, phase=Phase.DECODE, pending=1).look(8, busy=0.0)
+    assert looker.logged[-1][1].progress_age >= 2.0
+    count = len(looker.logged)
+    assert len(looker.look(1, phase=Phase.PULL).logged) == count + 1
 
 
 @pytest.mark.parametrize(("role", "change"), [("trainer-0", {"version": 1}), ("rollout-0", {"version": 1}),
