@@ -19,6 +19,7 @@ import time
 from collections import defaultdict
 
 import robustrl
+from robustrl.config import GRPOConfig
 from robustrl.core import events as ev
 from robustrl.job import Job
 from robustrl.runtime.processes import cpu_seconds
@@ -30,11 +31,14 @@ _BLOCKS, _MOST, _STEPS = 120, 240, 6
 not count. With, without, without, with, and so on: what drifts on the machine meets both alike."""
 _WIDTH = 0.04
 _DRAWS = 2000
+_LEARNS_NOTHING = 1e-12
+"""The policy stays as it is, and with it the usual length of an answer: a policy that learns makes steps of 1,000 to 6,000 tokens."""
 
 
 def cost() -> Row:
     with tempfile.TemporaryDirectory() as folder, robustrl.launch(
         name=f"bench-cost-{os.getpid()}", profile="class", run_dir=folder, steps=100_000, evaluation_prompts=0, checkpoint_every=0,
+        grpo=GRPOConfig(learning_rate=_LEARNS_NOTHING),
     ) as job:  # fmt: skip
         job.wait(step=5, timeout=300)
         job.thresholds.node.silent = "10h"
