@@ -140,6 +140,10 @@ class World(Faults):
         if supervisor.ready:
             supervisor.inbox.append(entry)
             self.after(self.lag(), supervisor.wake)
+        if isinstance(event, ev.Verdict) and event.kind == "failed" and self._restarts is not None and event.role != "supervisor":
+            role = self.roles[event.role]
+            if role.incarnation == event.incarnation:
+                self._restart(role)
 
     # -- the job ---
 
@@ -277,10 +281,6 @@ class World(Faults):
 
     def said(self, verdict: ev.Verdict) -> None:
         self.verdicts.append(verdict)
-        if verdict.kind == "failed" and self._restarts is not None and verdict.role != "supervisor":
-            role = self.roles[verdict.role]
-            if role.incarnation == verdict.incarnation:
-                self._restart(role)
 
     def _restart(self, role: Role) -> None:
         group = self.of(RoleKind.TRAINER) if role.kind is RoleKind.TRAINER else [role]
