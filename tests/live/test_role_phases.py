@@ -73,12 +73,12 @@ def test_a_standby_is_killed_while_it_is_ready_while_it_warms_up_and_while_it_ta
 
 
 def test_a_supervisor_that_hangs_is_replaced(job: Job) -> None:
-    job.thresholds.management.silent = 5.0
+    job.thresholds.update({"management.lag": 1.0, "management.silent": 5.0})
     incarnation = job.roles["supervisor"].incarnation
     job.inject(Hang("supervisor"))
     wait_for("the next supervisor", lambda: job.roles["supervisor"].incarnation > incarnation, 60)
     job.wait(step=job.step + 2, timeout=120)
-    job.thresholds.management.silent = 60.0
+    job.thresholds.update({"management.lag": 5.0, "management.silent": 60.0})
 
 
 @pytest.mark.parametrize(
