@@ -188,6 +188,8 @@ def test_who_may_frame_the_page_is_said_with_each_answer(origins):
 @pytest.mark.parametrize(("origin", "taken"), [
     ("hub.example.org", True), ("hub.example.org:8000", True), ("10.0.0.7:1", True), ("localhost:65535", True),
     ("*", False), ("*:*", False), ("*.example.org:80", False), ("hub:*", False), ("http://x:1", False), ("hub:1/", False), ("hub:", False),
+    ("[::1]:8000", True), ("[2001:db8::7]", True),
+    ("[::1]:0", False), ("[::1", False), ("::1", False), ("[1]:80", False), ("[::ff::]", False),
     (":80", False), ("", False), ("hub:0", False), ("hub:65536", False), ("hub:80\n", False), ("a..b", False), ("x; script-src y", False),
 ])  # fmt: skip
 def test_an_origin_is_a_host_and_a_port_or_nothing_starts(monkeypatch, origin, taken):
@@ -200,6 +202,11 @@ def test_an_origin_is_a_host_and_a_port_or_nothing_starts(monkeypatch, origin, t
     monkeypatch.setattr(showing, "_feeds", begin)
     with pytest.raises(Begun if taken else ConfigError, match=None if taken else r"origin = .*must be HOST or HOST:PORT"):
         showing.show(run=None, job=None, demo=True, speed=1.0, address="127.0.0.1", port=0, origins=("hub:1", origin))
+
+
+def test_an_origin_is_known_by_the_spelling_that_browsers_use():
+    spelt = ["[2001:DB8:0:0::7]:8000", "[0:0:0:0:0:0:0:1]", "Hub:1"]
+    assert [showing._origin(each) for each in spelt] == ["[2001:db8::7]:8000", "[::1]", "Hub:1"]
 
 
 def test_no_page_of_another_origin_may_read_an_answer_or_load_this_one_as_a_script():
@@ -332,19 +339,19 @@ def test_the_page_is_served_at_its_address_and_takes_websockets_from_there_alone
         @tornado.testing.gen_test
         async def runTest(self):
             port = dashboard._free_port(address)
-            server = dashboard.server_of(lambda: dashboard.pn.pane.Str("a page"), address, port, ("hub.example.org",))
+            server = dashboard.server_of(lambda: dashboard.pn.pane.Str("a page"), address, port, ("hub.example.org", "[2001:db8::9]:80"))
             try:
                 assert (await AsyncHTTPClient().fetch(f"http://{own}:{port}/")).code == 200
                 taken = []
                 for origin in (f"{own}:{port}", f"localhost:{port}", f"{own}:{port + 1}", own, f"[2001:db8::7]:{port}", "evil.example",
-                               f"[::1].evil.example:{port}", f"hub.example.org:{port}", "hub.example.org"):  # fmt: skip
+                               f"[::1].evil.example:{port}", f"hub.example.org:{port}", "hub.example.org", "[2001:db8::9]:80"):  # fmt: skip
                     ask = HTTPRequest(f"ws://{own}:{port}/ws", headers={"Origin": f"http://{origin}"})
                     try:
                         (await websocket_connect(ask, subprotocols=["bokeh", "x"])).close()
                         taken.append(origin)
                     except HTTPClientError as error:
                         assert error.code == 403, origin
-                assert taken == [f"{own}:{port}", f"localhost:{port}", "hub.example.org"]
+                assert taken == [f"{own}:{port}", f"localhost:{port}", "hub.example.org", "[2001:db8::9]:80"]
             finally:
                 server.unlisten()
 

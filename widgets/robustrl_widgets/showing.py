@@ -38,7 +38,7 @@ _BEFORE = 3.0
 """Seconds before the first fault at which the demo begins: its start-up is slow and shows nothing."""
 _GRACE = 5.0
 _LAST_PORT = 65535
-_ORIGIN = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(:(?P<port>[0-9]{1,5}))?")
+_ORIGIN = re.compile(r"([A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[(?P<ipv6>[0-9A-Fa-f:.]+)\])(:(?P<port>[0-9]{1,5}))?")
 
 
 def show(*, run: Path | None, job: str | None, demo: bool, speed: float, address: str, port: int, origins: tuple[str, ...],
@@ -59,9 +59,7 @@ def show(*, run: Path | None, job: str | None, demo: bool, speed: float, address
         raise ConfigError("address", address, "must be an address of this machine, such as 127.0.0.1 or ::1, or 0.0.0.0 for all of them")
     if "%" in address:
         raise ConfigError("address", address, "must be without a zone (what stands behind %): browsers open no such address")
-    for origin in origins:
-        if (found := _ORIGIN.fullmatch(origin)) is None or not 1 <= int(found["port"] or 80) <= _LAST_PORT:
-            raise ConfigError("origin", origin, "must be HOST or HOST:PORT, such as hub.example.org:8000, without http:// or wildcards")
+    origins = tuple(map(_origin, origins))
     access = Access.at(address)
     feeds, title, shared = _feeds(run, job, demo, speed)
     try:
@@ -77,6 +75,15 @@ def show(*, run: Path | None, job: str | None, demo: bool, speed: float, address
         raise _not_listening(address, port, error) from None
     except KeyboardInterrupt:
         pass
+
+
+def _origin(origin: str) -> str:
+    """In the spelling in which a browser names it."""
+    found = _ORIGIN.fullmatch(origin)
+    host = in_url(found["ipv6"]) if found and found["ipv6"] else ""  # what is no address comes back as it is
+    if found is None or not 1 <= int(found["port"] or 80) <= _LAST_PORT or (found["ipv6"] and not host.startswith("[")):
+        raise ConfigError("origin", origin, "must be HOST or HOST:PORT, such as hub.example.org:8000, without http:// or wildcards")
+    return host + origin[found.end(1):] if host else origin
 
 
 def _not_listening(address: str, port: int, error: OSError | UnicodeError) -> ConfigError:
