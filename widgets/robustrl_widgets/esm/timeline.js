@@ -3,7 +3,8 @@ const WORDS = { w: "working", i: "waiting (normal)", d: "detect", r: "restart", 
 const PAINT = { w: "work", i: "idle", d: "det", r: "res", c: "rec", s: "soft" };
 const WINDOWS = [30, 60, 120, 300, 1200];
 
-// The words of the other views come first: Bokeh is a megabyte to bring and half a second to run.
+// Words come first, and the first news of them: Bokeh is a megabyte to bring, and holds the page for half a second when it runs.
+const NEWS = 500;  // milliseconds; of what stands still there are none
 const calm = () => new Promise((soon) => (window.requestIdleCallback ? requestIdleCallback(soon, { timeout: 2000 }) : setTimeout(soon, 100)));
 
 // Kept in the browser where it has a place for it (a page from this machine, or by https): a kernel sends the megabyte to all its pages.
@@ -17,10 +18,12 @@ const keep = async (version, text) => {
 };
 
 // Once for all timelines of a page. A notebook's page asks for it: as part of the view's state it would be most of what a reload waits for.
-const load_bokeh = async (view, version) => {
+const load_bokeh = async (view, version, news) => {
   for (let tries = 0; !window.Bokeh?.embed && tries < 60; tries += 1) {
     await calm();
     const had = tries || !version ? undefined : await kept(version), value = had || (await view.ask("bokeh")).value;
+    await news;
+    await calm();
     if (value && !window.Bokeh?.embed) document.head.append(h("script", {}, value));
     else if (!value) await new Promise((soon) => setTimeout(soon, 1000));
     if (value && !had && version && window.Bokeh?.version === version) keep(version, value);
@@ -102,10 +105,13 @@ async function render({ model, el }) {
     }
   };
   const fit = () => plot?.x_range.setv({ start: 0, end: Math.max(10, view.now()) * 1.01 });
-  const view = open_view(model, el, "timeline", (picture) => { shown = picture; update(); }, () => scroll());
+  let pictures = 0, came;
+  const news = new Promise((soon) => { came = soon; setTimeout(soon, NEWS); });
+  const view = open_view(model, el, "timeline", (picture) => { shown = picture; update(); if ((pictures += 1) > 1) came(); }, () => scroll());
   view.root.append(h("h2", {}, "Timeline"), legend, ghost, place);
 
-  const figure = parse(model.get("figure")), Bokeh = await load_bokeh(view, figure.version);
+  const figure = parse(model.get("figure")), Bokeh = await load_bokeh(view, figure.version, news);
+  await calm();
   const found = await Bokeh.embed.embed_item({ ...figure, target_id: null }, place);
   const by_name = (name) => plot.document.get_model_by_name(name);
   const top = found.model ?? [...(found.roots ?? found)][0].model;
