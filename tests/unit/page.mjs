@@ -28,8 +28,9 @@ let clock = 0, frames = [];
 const timers = [];
 const body = new Node("body");
 Object.assign(globalThis, {
+  window: globalThis, location: { origin: "http://127.0.0.1:8888" },
   Element: class {}, MutationObserver: class { observe() {} disconnect() {} }, ResizeObserver: class { observe() {} disconnect() {} },
-  document: { body, documentElement: new Node("html"), hidden: false, createElement: (tag) => new Node(tag), createElementNS: (_, tag) => new Node(tag) },
+  document: { body, head: new Node("head"), documentElement: new Node("html"), hidden: false, createElement: (tag) => new Node(tag), createElementNS: (_, tag) => new Node(tag) },
   matchMedia: () => ({ matches: false, addEventListener() {}, removeEventListener() {} }), getComputedStyle: () => ({ getPropertyValue: () => "" }),
   requestAnimationFrame: (draw) => { frames.push(draw); }, setInterval: (tick) => timers.push(tick), clearInterval: () => {},
 });
@@ -39,8 +40,8 @@ export const frame = () => { const due = frames; frames = []; for (const draw of
 export const pass = (seconds) => { for (let i = 0; i < 4 * seconds; i += 1) { clock += 250; for (const tick of timers) tick(); frame(); } };
 export const settle = () => new Promise((done) => setImmediate(done));
 
-export const open = (view, right = "READ", me = "") => {
-  const values = { full: "{}", delta: "{}", answer: "{}", right, me }, heard = {}, el = new Node("div"), sent = [];
+export const open = (view, right = "READ", me = "", more = {}) => {
+  const values = { full: "{}", delta: "{}", answer: "{}", right, me, ...more }, heard = {}, el = new Node("div"), sent = [];
   const tell = (name) => { for (const each of heard[`change:${name}`] ?? []) each(); };
   let n = 0;
   const model = { get: (name) => values[name], set: (name, value) => { values[name] = value; }, on: (name, each) => { (heard[name] ??= []).push(each); }, off: () => {}, save_changes: () => sent.push(JSON.parse(values.command)) };

@@ -269,6 +269,54 @@ return [before, shown()];
     assert (before, after) == (False, True)
 
 
+@pytest.mark.parametrize("store", ["empty", "kept", "broken", "other", "none"])
+def test_bokeh_is_asked_for_once_in_a_browser_that_can_keep_it(tmp_path: Path, store: str) -> None:
+    """The kernel's megabyte came again with each reload, half a second and more, and to every other page of the kernel too."""
+    asked, shelf, ran = _page(tmp_path, "timeline", """
+const place = "http://127.0.0.1:8888/robustrl/bokeh-3.9.2.js", ran = [];
+const shelf = new Map({ kept: [[place, "of 3.9.2"]], broken: [[place, "torn"]], other: [["x", "of 3.0.0"]] }[store] ?? []);
+const put = async (key, found) => { shelf.set(key, await found.text()); };
+const match = async (key) => shelf.has(key) ? new Response(shelf.get(key)) : undefined;
+if (store !== "none") globalThis.caches = { delete: async () => shelf.clear(), open: async () => ({ match, put }) };
+document.head.append = (script) => {
+  ran.push(script.textContent);
+  if (script.textContent !== "torn") window.Bokeh = { version: "3.9.2", embed: { embed_item: () => new Promise(() => {}) } };
+};
+globalThis.requestIdleCallback = setImmediate;
+const wait = setTimeout; globalThis.setTimeout = (soon, ms) => wait(soon, ms < 20000 ? 0 : ms);
+const again = page.open(view, "READ", "", { figure: JSON.stringify({ version: "3.9.2" }) });
+let asked = 0;
+for (let turn = 0; turn < 100; turn += 1) {
+  await new Promise((soon) => wait(soon, 1));
+  if (again.sent.length > asked) { asked += 1; again.answer({ value: "of 3.9.2, brought" }); }
+}
+return [again.sent.map((one) => one.verb), [...shelf], ran];
+""", store=store)  # fmt: skip
+    place, brought = "http://127.0.0.1:8888/robustrl/bokeh-3.9.2.js", "of 3.9.2, brought"
+    assert asked == ([] if store == "kept" else ["bokeh"])
+    assert shelf == ([] if store == "none" else [[place, "of 3.9.2" if store == "kept" else brought]])
+    assert ran == {"kept": ["of 3.9.2"], "broken": ["torn", brought]}.get(store, [brought])
+
+
+def test_bokeh_which_holds_the_page_runs_after_the_first_news_were_shown(tmp_path: Path) -> None:
+    ran = _page(tmp_path, "timeline", """
+let ran = 0;
+const found = [];
+document.head.append = () => { ran += 1; window.Bokeh = { version: "3.9.2", embed: { embed_item: () => new Promise(() => {}) } }; };
+globalThis.requestIdleCallback = setImmediate;
+globalThis.caches = { open: async () => ({ match: async () => new Response("of 3.9.2") }) };
+globalThis.setTimeout = () => {};
+const again = page.open(view, "READ", "", { figure: JSON.stringify({ version: "3.9.2" }) });
+for (const show of [() => page.frame(), () => again.show({})]) {
+  show();
+  for (let turn = 0; turn < 50; turn += 1) await page.settle();
+  found.push(ran);
+}
+return found;
+""")  # fmt: skip
+    assert ran == [0, 1]
+
+
 def test_what_stands_still_has_no_news_and_misses_none(tmp_path: Path) -> None:
     over, stopped, fast = _page(tmp_path, "board", _LOOK + """
 it.show(done, 0);

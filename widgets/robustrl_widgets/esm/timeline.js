@@ -3,16 +3,30 @@ const WORDS = { w: "working", i: "waiting (normal)", d: "detect", r: "restart", 
 const PAINT = { w: "work", i: "idle", d: "det", r: "res", c: "rec", s: "soft" };
 const WINDOWS = [30, 60, 120, 300, 1200];
 
-// The words of the other views come first: Bokeh is a megabyte to bring and half a second to run.
+// Words come first, and the first news of them: Bokeh is a megabyte to bring, and holds the page for half a second when it runs.
+const NEWS = 500;  // milliseconds; of what stands still there are none
 const calm = () => new Promise((soon) => (window.requestIdleCallback ? requestIdleCallback(soon, { timeout: 2000 }) : setTimeout(soon, 100)));
 
+// Kept in the browser where it has a place for it (a page from this machine, or by https): a kernel sends the megabyte to all its pages.
+const SHELF = "robustrl", on_shelf = (version) => `${location.origin}/robustrl/bokeh-${version}.js`;
+const kept = async (version) => { try { return await (await (await caches.open(SHELF)).match(on_shelf(version)))?.text(); } catch { return undefined; } };
+const keep = async (version, text) => {
+  try {
+    await caches.delete(SHELF);  // other versions
+    await (await caches.open(SHELF)).put(on_shelf(version), new Response(text));
+  } catch { /* it is asked for each time */ }
+};
+
 // Once for all timelines of a page. A notebook's page asks for it: as part of the view's state it would be most of what a reload waits for.
-const load_bokeh = async (view) => {
+const load_bokeh = async (view, version, news) => {
   for (let tries = 0; !window.Bokeh?.embed && tries < 60; tries += 1) {
     await calm();
-    const { value } = await view.ask("bokeh");
+    const had = tries || !version ? undefined : await kept(version), value = had || (await view.ask("bokeh")).value;
+    await news;
+    await calm();
     if (value && !window.Bokeh?.embed) document.head.append(h("script", {}, value));
     else if (!value) await new Promise((soon) => setTimeout(soon, 1000));
+    if (value && !had && version && window.Bokeh?.version === version) keep(version, value);
   }
   return window.Bokeh;
 };
@@ -91,11 +105,14 @@ async function render({ model, el }) {
     }
   };
   const fit = () => plot?.x_range.setv({ start: 0, end: Math.max(10, view.now()) * 1.01 });
-  const view = open_view(model, el, "timeline", (picture) => { shown = picture; update(); }, () => scroll());
+  let pictures = 0, came;
+  const news = new Promise((soon) => { came = soon; setTimeout(soon, NEWS); });
+  const view = open_view(model, el, "timeline", (picture) => { shown = picture; update(); if ((pictures += 1) > 1) came(); }, () => scroll());
   view.root.append(h("h2", {}, "Timeline"), legend, ghost, place);
 
-  const Bokeh = await load_bokeh(view);
-  const found = await Bokeh.embed.embed_item({ ...JSON.parse(model.get("figure")), target_id: null }, place);
+  const figure = parse(model.get("figure")), Bokeh = await load_bokeh(view, figure.version, news);
+  await calm();
+  const found = await Bokeh.embed.embed_item({ ...figure, target_id: null }, place);
   const by_name = (name) => plot.document.get_model_by_name(name);
   const top = found.model ?? [...(found.roots ?? found)][0].model;
   plot = top;
