@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_views_page import _NODE, _page
+from view_page import NODE, run_page
 
-pytestmark = pytest.mark.skipif(_NODE is None, reason="needs node, to run the page's code")
+pytestmark = pytest.mark.skipif(NODE is None, reason="needs node, to run the page's code")
 
 PICTURE: dict[str, Any] = {
     "sources": ["this run"], "live": True, "job": True, "runs": ["a"], "shown": 0, "seconds": 10.0, "order": ["rollout-0"], "signals": {},
@@ -29,7 +29,7 @@ it.show(picture);
 def test_a_point_that_is_pressed_while_others_are_drawn_is_chosen(tmp_path: Path) -> None:
     """The whole plot was made anew every half second: a click that began on one point ended on another element, and was none."""
     more = [*PICTURE["points"], *([100.0 + i, 50.0, False, 1] for i in range(10))]
-    found = _page(tmp_path, "tuning", _START + """
+    found = run_page(tmp_path, "tuning", _START + """
 const before = dots(), plot = before[5].parentNode, where = before[5].attributes.cx;
 const fire = (name, target, [clientX, clientY] = [7, 7]) => {
   for (const tell of plot.heard[name]) tell({ target, clientX, clientY, key: "Enter", preventDefault() {} }); };
@@ -54,7 +54,7 @@ return { same, moved, count, pressed, plain, key, dragged, left: dots().length }
 
 
 def test_a_job_that_is_gone_is_said_and_cannot_be_applied_to(tmp_path: Path) -> None:
-    there, gone, done = _page(tmp_path, "tuning", _START + """
+    there, gone, done = run_page(tmp_path, "tuning", _START + """
 const look = () => {
   const apply = it.root.all((node) => node.tag === "button" && node.textContent === "apply to live job")[0];
   const alarm = it.root.find(".gone");

@@ -7,7 +7,7 @@ const WINDOWS = [30, 60, 120, 300, 1200];
 const NEWS = 500;  // milliseconds; of what stands still there are none
 const calm = () => new Promise((soon) => (window.requestIdleCallback ? requestIdleCallback(soon, { timeout: 2000 }) : setTimeout(soon, 100)));
 
-// Kept in the browser where it has a place for it (a page from this machine, or by https): a kernel sends the megabyte to all its pages.
+// Kept in the browser where it has a place for it (a page from this machine, or a secure one): a kernel sends the megabyte to all its pages.
 const SHELF = "robustrl", on_shelf = (version) => `${location.origin}/robustrl/bokeh-${version}.js`;
 const kept = async (version) => { try { return await (await (await caches.open(SHELF)).match(on_shelf(version)))?.text(); } catch { return undefined; } };
 const keep = async (version, text) => {
