@@ -30,6 +30,7 @@ import time
 end = time.monotonic() + {seconds}
 while time.monotonic() < end and not Path("enough").exists():
     sum(range(1000))
+Path("over").touch()
 """
 _CATCH_UP = 2.0
 """Seconds after which a page that has been loaded must show what the others show."""
@@ -68,7 +69,7 @@ def test_a_rollout_killed_by_its_button_while_a_cell_is_busy_comes_back_before_o
         _until(view, f"{stage} on the card", lambda stage=stage: _stage(card, stage), COMEBACK)
         _photograph(view, board, f"lab-{stage}")
     _until(view, "rollout-1 to be healthy", lambda: "healthy" in card.inner_text() and "life 2" in card.inner_text(), 60.0)
-    assert view.locator(".jp-InputPrompt", has_text="[*]").count() == 1, "all this happened while the cell ran"
+    assert not (notebook.folder / "over").exists(), "all this happened while the cell ran"  # JupyterLab keeps no cell that is scrolled away
     (notebook.folder / "enough").touch()
     _until(view, "the next version", lambda: int(card.locator(".version").inner_text().lstrip("v").split(",")[0]) >= 2, 30.0)
     assert timeline.locator(".bk-Figure").count() == 1
