@@ -1,8 +1,8 @@
 """What a node agent logs of one role: the change of what matters, and a sign of life once a second. Pure: time and readings are passed in.
 
-What matters is the phase, a trainer's step and a mark that an age has passed: what detection decides by. What other roles say of steps and
-versions, their own events have told before; their samples repeat it with the next sign of life. A trainer's phase is logged by the first
-look that finds it, any other's by the second: a rollout's short pulls and waits, several to an optimizer step, would be half of the log.
+What matters is the phase, a trainer's step and a mark that an age has passed: what detection decides by. Versions and the steps of others
+are told by other events; samples repeat them with the next sign of life. A trainer's phase is logged by the first look that finds it, any
+other's by the second: the phases of rollouts, several to an optimizer step, were a third of all samples of a job of profile class.
 
 All ages are differences on the agent's own clock, so a clock that is wrong by seconds changes nothing, nor does one that is set
 meanwhile. *Marks* are the limits that the detector holds against the ages of this role: the first look that finds an age past a mark is

@@ -32,7 +32,9 @@ not count. With, without, without, with, and so on: what drifts on the machine m
 _WIDTH = 0.04
 _DRAWS = 2000
 _LEARNS_NOTHING = 1e-12
-"""The policy stays as it is, and with it the usual length of an answer: a policy that learns makes steps of 1,000 to 6,000 tokens."""
+"""The policy stays as it is, and with it the usual length of an answer: one that learned went from 1,100 tokens a step to 2,200 on average
+within a minute, and the time of its steps followed them.
+"""
 
 
 def cost() -> Row:

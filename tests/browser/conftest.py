@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from robustrl.config import Deadlines
 from robustrl.runtime.processes import MARK, find_marked
 
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -34,8 +35,8 @@ _CHECKOUT = Path(__file__).parents[2]
 ARTIFACTS = _CHECKOUT / "test-artifacts" / "browser"
 _WIDTH, _HEIGHT = 1280, 1400
 _SERVER_DEADLINE = 90.0
-COMEBACK = 240.0
-"""Seconds that a job gives a role to start (``deadlines.role_start``): cold and beside a busy cell, a rollout needs up to a minute."""
+COMEBACK = Deadlines().role_start
+"""Seconds that a job gives a role to start: cold and beside a busy cell, a rollout needs up to a minute."""
 _USER_FOLDERS = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR",
                  "IPYTHONDIR", "HOME")
 _SETTINGS = {"@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False}}

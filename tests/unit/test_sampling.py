@@ -1,4 +1,4 @@
-"""What a node agent logs: ages that are exact to a look, changes at once, and one sign of life a second."""
+"""What a node agent logs: ages that are exact to a look, changes at the first look or the second, and one sign of life a second."""
 
 from __future__ import annotations
 

@@ -18,6 +18,14 @@ from robustrl.core import events as ev
 
 pytestmark = pytest.mark.skipif(NODE is None, reason="needs node, to run the pages' code")
 
+_DRAWER = """
+it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith("rollout-0,"))[0].fire("click");
+await page.settle();
+it.answer({ value: detail });
+await page.settle();
+"""
+"""Opens the drawer of rollout-0 on a board, which shows ``detail``."""
+
 
 def test_nothing_can_be_ordered_of_a_job_that_is_gone_and_that_is_said(tmp_path: Path) -> None:
     faults = run_page(tmp_path, "faults", """
@@ -43,12 +51,7 @@ return [before, look()];
 
 def test_the_drawer_of_a_role_says_that_its_process_has_ended_and_offers_nothing_then(tmp_path: Path) -> None:
     detail = {"live": True, "right": 2, "faults": ["kill", "hang", "slow"], "history": []}
-    well, lost = run_page(tmp_path, "board", """
-it.show(running);
-it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith("rollout-0,"))[0].fire("click");
-await page.settle();
-it.answer({ value: detail });
-await page.settle();
+    well, lost = run_page(tmp_path, "board", "it.show(running);" + _DRAWER + """
 const fields = () => it.root.find(".detail").find(".acts").children.filter((node) => node.tag !== "span");
 const look = () => [it.root.find(".detail").textContent, fields().map((node) => node.disabled)];
 const well = look();
@@ -197,12 +200,7 @@ return [shown, kinds, hides.style.display === "none", !button(it.root, "Inject")
         assert ("node_loss" in kinds, "kill" in kinds, hidden) == (not student, True, student)
         assert may_order is not why and why is (name in ("Ada", "ADA\u200b", "Bob"))
         if right is not Right.READ:
-            off, told = run_page(tmp_path, "board", """
-it.show(picture);
-it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith("rollout-0,"))[0].fire("click");
-await page.settle();
-it.answer({ value: detail });
-await page.settle();
+            off, told = run_page(tmp_path, "board", "it.show(picture);" + _DRAWER + """
 const acts = it.root.find(".detail").find(".acts").children.filter((node) => node.tag === "button");
 return [acts.map((node) => node.disabled), it.root.find(".detail").textContent.includes("One at a time: your fault #")];
 """, right.name, viewer.me, picture=scene.picture("board", now), detail=detail | {"right": int(right)})  # fmt: skip
@@ -212,12 +210,7 @@ return [acts.map((node) => node.disabled), it.root.find(".detail").textContent.i
 def test_a_fault_is_ordered_with_a_length_that_the_server_offers(tmp_path: Path) -> None:
     """The board had a list of its own of faults that have a length, in which one was missing."""
     picture, detail = picture_of("board", running_log()), scene_of(running_log()).inspect("rollout-0")
-    sent = run_page(tmp_path, "board", """
-it.show(picture);
-it.root.all((node) => (node.attributes["aria-label"] ?? "").startsWith("rollout-0,"))[0].fire("click");
-await page.settle();
-it.answer({ value: detail });
-await page.settle();
+    sent = run_page(tmp_path, "board", "it.show(picture);" + _DRAWER + """
 const sent = [];
 for (const kind of ["freeze", "slow", "exception"]) {
   it.root.labelled("another fault").value = kind;

@@ -279,9 +279,6 @@ class World(Faults):
         if asked.incarnation == incarnation and asked.alive:
             asked.questions.append(number)
 
-    def said(self, verdict: ev.Verdict) -> None:
-        self.verdicts.append(verdict)
-
     def _restart(self, role: Role) -> None:
         group = self.of(RoleKind.TRAINER) if role.kind is RoleKind.TRAINER else [role]
         for member in group:

@@ -262,7 +262,7 @@ class Supervisor(Role):
             verdicts = self.detector.unrecorded()
         for verdict in verdicts:
             world.emit(self.name, verdict)
-            world.said(verdict)
+            world.verdicts.append(verdict)
         for role, incarnation, number in self.detector.heartbeats_due():
             if (role, incarnation, number) in world.asked:
                 continue

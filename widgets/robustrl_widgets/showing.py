@@ -38,7 +38,7 @@ _BEFORE = 3.0
 """Seconds before the first fault at which the demo begins: its start-up is slow and shows nothing."""
 _GRACE = 5.0
 _LAST_PORT = 65535
-_ORIGIN = re.compile(r"([A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[(?P<ipv6>[0-9A-Fa-f:.]+)\])(:(?P<port>[0-9]{1,5}))?")
+_ORIGIN = re.compile(r"((?P<host>[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)|\[(?P<ipv6>[0-9A-Fa-f:.]+)\])(:(?P<port>[0-9]{1,5}))?")
 
 
 def show(*, run: Path | None, job: str | None, demo: bool, speed: float, address: str, port: int, origins: tuple[str, ...],
@@ -79,11 +79,11 @@ def show(*, run: Path | None, job: str | None, demo: bool, speed: float, address
 
 def _origin(origin: str) -> str:
     """In the spelling in which a browser names it."""
-    found = _ORIGIN.fullmatch(origin)
-    host = in_url(found["ipv6"]) if found and found["ipv6"] else ""  # what is no address comes back as it is
-    if found is None or not 1 <= int(found["port"] or 80) <= _LAST_PORT or (found["ipv6"] and not host.startswith("[")):
-        raise ConfigError("origin", origin, "must be HOST or HOST:PORT, such as hub.example.org:8000, without http:// or wildcards")
-    return host + origin[found.end(1):] if host else origin
+    if (found := _ORIGIN.fullmatch(origin)) and 1 <= int(found["port"] or 80) <= _LAST_PORT:
+        host = in_url(found["ipv6"]) if found["ipv6"] else found["host"]
+        if found["host"] or host.startswith("["):  # what is no address comes back as it is
+            return host + (f":{found['port']}" if found["port"] else "")
+    raise ConfigError("origin", origin, "must be HOST or HOST:PORT, such as hub.example.org:8000 or [::1]:80, without http:// or wildcards")
 
 
 def _not_listening(address: str, port: int, error: OSError | UnicodeError) -> ConfigError:

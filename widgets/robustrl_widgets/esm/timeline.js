@@ -3,7 +3,7 @@ const WORDS = { w: "working", i: "waiting (normal)", d: "detect", r: "restart", 
 const PAINT = { w: "work", i: "idle", d: "det", r: "res", c: "rec", s: "soft" };
 const WINDOWS = [30, 60, 120, 300, 1200];
 
-// Words come first, and the first news of them: Bokeh is a megabyte to bring, and holds the page for half a second when it runs.
+// Words come first, and the first news of them: Bokeh is a megabyte to bring, and holds the page for a quarter of a second when it runs.
 const NEWS = 500;  // milliseconds; of what stands still there are none
 const calm = () => new Promise((soon) => (window.requestIdleCallback ? requestIdleCallback(soon, { timeout: 2000 }) : setTimeout(soon, 100)));
 
